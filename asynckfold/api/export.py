@@ -29,7 +29,7 @@ from asynckfold.api.stored_results import load_results
 from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.results.cv_results import CVResults
-from asynckfold.results.report.predictions import count_classes
+from asynckfold.results.report.predictions import count_classes, held_out
 from asynckfold.store import RunReader, open_run
 from asynckfold.system.files import make_folder, slug, write_whole
 
@@ -124,7 +124,7 @@ def _of_job(
         for number in range(len(losses))
     }
     alone = replace(results, results={result.job_id: result})
-    for confusion in count_classes(alone, targets).values():
+    for confusion in count_classes(alone, targets, list(held_out(alone, targets))).values():
         files["confusion_matrix.npy"] = as_npy(confusion)
     return {**files, "checkpoint_latest.tar": _checkpoint(store, result)}
 

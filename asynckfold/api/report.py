@@ -96,10 +96,11 @@ def _keep(run: RunReader, data: PreparedData) -> None:
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape[1:]) < 8:
         return
     from asynckfold.results.cv_results import read_results
-    from asynckfold.results.report.predictions import hard_samples
+    from asynckfold.results.report.predictions import hard_samples, held_out
     from asynckfold.results.report.summary import PICTURES
 
-    hard = hard_samples(read_results(run), run.splits()[1])
+    results, targets = read_results(run), run.splits()[1]
+    hard = hard_samples(results, targets, list(held_out(results, targets)))
     rows = [item.index for item in hard.samples] if hard else []
     stored = data.stored(rows) if rows else None
     if stored is None or stored.ndim not in (3, 4):

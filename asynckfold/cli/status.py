@@ -102,7 +102,8 @@ def state_of(store: RunReader) -> dict[str, Any]:
         it is held; ``continue_with``, the command that continues it, None if nothing is pending;
         and ``refits``, empty here, see `with_refits`.
     """
-    counts, holder, attempts = store.counts(), store.holder(), store.attempts()
+    counts, holder = store.counts(), store.holder()
+    attempts = store.attempts() if holder or counts["pending"] else []
     at_work = [item for item in attempts if item.outcome is None] if holder else []
     taken = {(item.node, item.last_cores) for item in at_work if item.pid}
     progress = asdict(store.interim) if holder and store.interim and counts["pending"] else None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 Value = bool | int | float | str | None
 
@@ -75,6 +76,7 @@ def values_of(*names: str) -> dict[str, Value]:
     return {parameter: value_of(text) for parameter, _, text in sorted(pairs)}
 
 
+@lru_cache(maxsize=4096)
 def candidate_name(model: str, lr_schedule: str) -> str:
     """Return the name of a candidate.
 

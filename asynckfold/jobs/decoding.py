@@ -85,7 +85,7 @@ def decoded(kind: type[Kind], raw: Any, name: str = "value") -> Kind:
     """
     try:
         value: Kind = msgspec.convert(raw, kind, str_keys=True)
-        unknown = _unknown(raw, msgspec.to_builtins(value, str_keys=True))
+        unknown = _unknown([raw], [msgspec.to_builtins(value, str_keys=True)])
     except msgspec.ValidationError as error:
         raise ValueError(f"{name}: {error}") from None
     if unknown:
@@ -94,11 +94,11 @@ def decoded(kind: type[Kind], raw: Any, name: str = "value") -> Kind:
 
 
 def _unknown(raw: Any, known: Any) -> str:
-    """Return the first key of JSON data that no field took, or ``""``."""
+    """Return the first key of a JSON object or list that no field took, or ``""``."""
     if isinstance(raw, dict):
-        pairs = ((raw[key], known[key]) for key in raw if key in known)
-        lost = (key for key in raw if key not in known)
-        return next(lost, "") or next(filter(None, (_unknown(*pair) for pair in pairs)), "")
-    if isinstance(raw, (list, tuple)):
-        return next(filter(None, map(_unknown, raw, known)), "")
-    return ""
+        if lost := [key for key in raw if key not in known]:
+            return str(lost[0])
+        raw, known = raw.values(), [known[key] for key in raw]
+    pairs = zip(raw, known, strict=False)
+    inner = (_unknown(*pair) for pair in pairs if isinstance(pair[0], (dict, list)))
+    return next(filter(None, inner), "")

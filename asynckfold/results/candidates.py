@@ -81,9 +81,11 @@ def candidates(
     plan: Plan, results: Mapping[str, Result], error_score: float = math.nan
 ) -> list[Candidate]:
     """Gather results by candidate, in the caller's order."""
+    by_pair: dict[tuple[str, str], list[Job]] = {}
+    for job in plan.jobs:
+        by_pair.setdefault((job.model, job.lr_schedule), []).append(job)
     rows = []
-    for model, lr_schedule in plan.candidates:
-        jobs = [job for job in plan.jobs if (job.model, job.lr_schedule) == (model, lr_schedule)]
+    for (model, lr_schedule), jobs in by_pair.items():
         outcomes = [results.get(job.id) for job in jobs]
         rows.append(
             Candidate(

@@ -16,7 +16,7 @@ from asynckfold.results.cv_results import CVResults
 from asynckfold.results.statistics import (
     Difference,
     compare_levels,
-    holm,
+    differences_of,
     largest_difference,
     paired_differences,
 )
@@ -162,11 +162,12 @@ def compare_scores(first: CVResults, second: CVResults, names: tuple[str, str]) 
         levels = common or ["the best candidates"]
         factor = compare_levels(names, levels, scores, first.folds, largest, 0)
         difference, compared = factor.pairs[0] if factor.pairs else None, len(factor.over)
-        each = (
-            paired_differences(names, scores[:, place], first.folds, largest)[0]
+        each = [
+            paired_differences(names, scores[:, place], first.folds, largest)
             for place in range(len(levels))
-        )
-        single = dict(zip(levels, holm(list(each)), strict=True))
+        ]
+        every_pair = {name: np.concatenate([item[name] for item in each]) for name in each[0]}
+        single = dict(zip(levels, differences_of(every_pair), strict=True))
     said = ""
     if difference is not None and common:
         over = f"Over the {compared} candidates of both, " if len(common) > 1 else ""

@@ -6,7 +6,7 @@ import contextlib
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,7 +36,7 @@ from asynckfold.results.out_of_fold import (
 )
 from asynckfold.results.speedup import AgainstSerial, Speedup, against_serial, speedup_of
 from asynckfold.results.statistics import (
-    Difference,
+    Columns,
     holm,
     largest_difference,
     paired_differences,
@@ -154,8 +154,7 @@ class CVResults:
         """
         import pandas as pd
 
-        columns = [item.name for item in fields(Difference)]
-        frame: pd.DataFrame = pd.DataFrame(map(vars, pairs_of(self)), columns=columns)
+        frame: pd.DataFrame = pd.DataFrame(pairs_of(self))
         return frame
 
     @property
@@ -592,12 +591,13 @@ def refit_note(store: RunReader) -> str:
     return next((item.text for item in reversed(store.events()) if item.kind == "refit"), "")
 
 
-def pairs_of(results: CVResults) -> tuple[Difference, ...]:
-    """Compare all pairs of candidates."""
+def pairs_of(results: CVResults) -> Columns:
+    """Compare all pairs of candidates; p values are corrected."""
     rows, metric = candidates(results.plan, results.results), results.plan.scoring[0]
     names, scores = [row.name for row in rows], np.array([row.scores[metric] for row in rows])
     largest = largest_difference(metric, scores)
-    return holm(paired_differences(names, scores, results.folds, largest))
+    pairs = paired_differences(names, scores, results.folds, largest)
+    return {**pairs, "p": holm(pairs["p"])}
 
 
 def times_of(results: CVResults) -> dict[str, AgainstSerial]:

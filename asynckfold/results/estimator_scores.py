@@ -13,7 +13,7 @@ from asynckfold.jobs.folds import Fold
 from asynckfold.results.candidates import Candidate, rank
 from asynckfold.results.statistics import (
     Difference,
-    holm,
+    differences_of,
     largest_difference,
     paired_differences,
     train_valid_ratio,
@@ -57,14 +57,12 @@ class EstimatorComparison:
         # Unique, also where an estimator has the name of a candidate.
         places = [str(place) for place in range(len(rows))]
         count = len(self.candidates)
-        mixed = [
-            item
-            for item in paired_differences(places, scores, self.folds, largest)
-            if (int(item.first) < count) != (int(item.second) < count)
-        ]
+        columns = paired_differences(places, scores, self.folds, largest)
+        first, second = columns["first"].astype(int), columns["second"].astype(int)
+        mixed = (first < count) != (second < count)
         return tuple(
             replace(item, first=rows[int(item.first)].name, second=rows[int(item.second)].name)
-            for item in holm(mixed)
+            for item in differences_of({name: each[mixed] for name, each in columns.items()})
         )
 
     def to_frame(self) -> pd.DataFrame:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ import numpy.typing as npt
 from asynckfold.jobs.folds import Fold
 
 Floats = npt.NDArray[np.float64]
+Columns = dict[str, npt.NDArray[Any]]
+"""Many differences, by the fields of `Difference`."""
 
 SIGNIFICANT = 0.05
 """Largest p of a clear difference."""
@@ -139,7 +141,7 @@ def paired_differences(
     scores: Floats,
     folds: Sequence[Fold],
     largest: float = math.inf,
-) -> tuple[Difference, ...]:
+) -> Columns:
     """Compare all pairs over the folds that both have, by the corrected resampled t test.
 
     ``t = mean / sqrt((1 / n + n_valid / n_train) * variance)`` with ``n - 1`` degrees of freedom,
@@ -147,7 +149,7 @@ def paired_differences(
     2003); for k-fold it is a heuristic.
 
     Differences that are the same on every fold have no variance to test with: p is 1 if they are 0,
-    else NaN, as with fewer than two folds. The p values are not yet corrected by `holm`.
+    else NaN, as with fewer than two folds. The p values are not corrected, see `differences_of`.
 
     Parameters
     ----------
@@ -164,7 +166,7 @@ def paired_differences(
     --------
     >>> fold = Fold(0, 0, np.arange(8), np.arange(8, 12))
     >>> scores = np.array([[0.8, 0.75, 0.75], [0.9, 0.8, 0.9]])
-    >>> (pair,) = paired_differences(["A", "B"], scores, [fold] * 3)
+    >>> (pair,) = differences_of(paired_differences(["A", "B"], scores, [fold] * 3))
     >>> pair.first, round(pair.mean, 3), pair.won, round(pair.p, 3)
     ('B', 0.1, 3, 0.16)
     """
@@ -172,11 +174,12 @@ def paired_differences(
     from scipy.special import stdtr, stdtrit
 
     one, other = np.triu_indices(len(names), 1)
-    shared = ~np.isnan(scores[one]) & ~np.isnan(scores[other])
+    ours, theirs = scores[one], scores[other]
+    shared = ~np.isnan(ours) & ~np.isnan(theirs)
     count = shared.sum(axis=1)
-    size = np.where(shared, np.maximum(np.abs(scores[one]), np.abs(scores[other])), 0).max(axis=1)
+    size = np.where(shared, np.maximum(np.abs(ours), np.abs(theirs)), 0).max(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        by_fold = np.where(shared, scores[one] - scores[other], 0.0)
+        by_fold = np.where(shared, ours - theirs, 0.0)
         mean = by_fold.sum(axis=1) / count
         mean[np.abs(mean) <= np.where(np.isinf(size), 0, TIE * size)] = 0
         # Of infinite scores NaN; so are the spread, t and p then.
@@ -193,15 +196,23 @@ def paired_differences(
     sign = np.where(mean < 0, -1, 1)
     low, high = (np.clip(sign * mean + side * half, -largest, largest) for side in (-1, 1))
     won = (sign[:, None] * by_fold > 0).sum(axis=1)
-    pairs = np.where(sign[:, None] > 0, np.stack([one, other], 1), np.stack([other, one], 1))
-    return tuple(
-        Difference(names[first], names[second], *numbers)
-        for (first, second), *numbers in zip(
-            pairs.tolist(),
-            *(column.tolist() for column in (np.abs(mean), low, high, p, won, count)),
-            strict=True,
-        )
-    )
+    named = np.array(names, dtype=object)
+    return {
+        "first": named[np.where(sign > 0, one, other)],
+        "second": named[np.where(sign > 0, other, one)],
+        "mean": np.abs(mean),
+        "ci_low": low,
+        "ci_high": high,
+        "p": p,
+        "won": won,
+        "folds": count,
+    }
+
+
+def differences_of(columns: Columns, others: int = 0) -> tuple[Difference, ...]:
+    """Return each row with its p value corrected by `holm`."""
+    columns = {**columns, "p": holm(columns["p"], others)}
+    return tuple(map(Difference, *(column.tolist() for column in columns.values())))
 
 
 def _spread(by_fold: Floats, mean: Floats, shared: npt.NDArray[np.bool_]) -> Floats:
@@ -210,26 +221,20 @@ def _spread(by_fold: Floats, mean: Floats, shared: npt.NDArray[np.bool_]) -> Flo
     return np.asarray(np.sqrt(squares.sum(axis=1) / (shared.sum(axis=1) - 1)))
 
 
-def holm(differences: Sequence[Difference], others: int = 0) -> tuple[Difference, ...]:
-    """Correct the p values for the number of comparisons (Holm 1979).
+def holm(p_values: Floats, others: int = 0) -> Floats:
+    """Correct p values for the number of comparisons (Holm 1979); NaN stays and does not count.
 
     The probability that any of them wrongly falls below `SIGNIFICANT` is at most that. `others` are
     further comparisons of the same kind that are not yet decided.
 
-    >>> pairs = [Difference("A", "B", 0.1, 0, 1, p, 5, 5) for p in (0.03, 0.01)]
-    >>> [item.p for item in holm(pairs)], [item.p for item in holm(pairs, others=1)]
+    >>> holm(np.array([0.03, 0.01])).tolist(), holm(np.array([0.03, 0.01]), others=1).tolist()
     ([0.03, 0.02], [0.06, 0.03])
     """
-    tested = sorted(
-        (place for place, item in enumerate(differences) if not math.isnan(item.p)),
-        key=lambda place: differences[place].p,
-    )
-    corrected, least = list(differences), 0.0
-    for done, place in enumerate(tested):
-        left = len(tested) - done + others
-        least = max(least, min(1.0, left * differences[place].p))
-        corrected[place] = replace(differences[place], p=least)
-    return tuple(corrected)
+    order = np.argsort(p_values)[: int((~np.isnan(p_values)).sum())]  # NaN comes last
+    left = np.arange(len(order), 0, -1) + others
+    corrected: Floats = p_values.copy()
+    corrected[order] = np.maximum.accumulate(np.minimum(1.0, left * p_values[order]))
+    return corrected
 
 
 @dataclass(frozen=True)
@@ -286,7 +291,7 @@ def compare_levels(
     with np.errstate(invalid="ignore"):
         means = scores[known][:, common].mean(axis=1) if known.any() else np.empty((0, len(folds)))
     present = [name for name, is_known in zip(names, known.tolist(), strict=True) if is_known]
-    pairs = holm(paired_differences(present, means, folds, largest), undecided)
+    pairs = differences_of(paired_differences(present, means, folds, largest), undecided)
     beaten = {pair.second for pair in pairs if pair.conclusion == "beats"}
     return Factor(
         tuple(present),

@@ -65,7 +65,9 @@ def packing_of(store: RunReader) -> Packing | None:
     """Return how a run was packed so far; None before a process began its first attempt."""
     attempts, sessions = store.attempts(), {item.session: item.end for item in store.sessions()}
     ends = [end_of(attempt, sessions) for attempt in attempts]
-    groups = {job.id: store.plan.group_of(job.id) for job in store.plan.jobs}
+    plan = store.plan
+    groups: dict[str, _Group] = {job.id: (job.id,) for job in plan.jobs}
+    groups |= {name: group for group in plan.groups for name in group}
     held = _held(attempts, ends, groups)
     if not held:
         return None

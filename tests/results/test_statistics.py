@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -142,8 +143,7 @@ def by_hand(values: Sequence[float], others: int) -> list[float]:
 @given(st.lists(st.floats(0, 1), max_size=8, unique=True), st.integers(0, 5), st.data())
 def test_holm(values: list[float], others: int, data: st.DataObject) -> None:
     def corrected(values: Sequence[float]) -> list[float]:
-        pairs = [Difference("A", f"m{n}", 0.1, 0, 1, p, 5, 5) for n, p in enumerate(values)]
-        return [pair.p for pair in holm(pairs, others)]
+        return holm(np.array(values, float), others).tolist()
 
     known = corrected(values)
     assert known == pytest.approx(by_hand(values, others))
@@ -154,3 +154,18 @@ def test_holm(values: list[float], others: int, data: st.DataObject) -> None:
     assert again == known
     if not others:
         assert corrected([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+@given(tables())
+def test_all_pairs_at_once_equal_each_pair_alone(scores: npt.NDArray[np.float64]) -> None:
+    together, names = pairs_of(scores), [f"m{number}/x" for number in range(len(scores))]
+    alone = [
+        pairs_of(scores[[one, other]], names=[names[one], names[other]])[0]
+        for one, other in itertools.combinations(range(len(scores)), 2)
+    ]
+    # As text, in which NaN equals NaN.
+    assert repr([replace(pair, p=0) for pair in together]) == repr(
+        [replace(pair, p=0) for pair in alone]
+    )
+    p_values = [pair.p for pair in alone if not math.isnan(pair.p)]
+    assert [pair.p for pair in together if not math.isnan(pair.p)] == by_hand(p_values, 0)

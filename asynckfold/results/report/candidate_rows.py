@@ -120,7 +120,9 @@ def _to_first(outcome: CVResults) -> dict[str, Difference]:
     if not outcome.has_best:
         return {}
     first = outcome.candidates[outcome.best_index_].name
-    pairs = [pair for pair in pairs_of(outcome) if first in (pair.first, pair.second)]
+    every = pairs_of(outcome)
+    kept = (every["first"] == first) | (every["second"] == first)
+    pairs = map(Difference, *(column[kept].tolist() for column in every.values()))
     return {pair.first if pair.second == first else pair.second: pair for pair in pairs}
 
 

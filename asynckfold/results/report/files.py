@@ -141,18 +141,23 @@ class _Order:
     digest: str
 
 
-def update(summary: Summary, folder: Path, *, beside: bool = False) -> None:
-    """Draw the figures of a folder if their numbers changed; `beside`: in a background process."""
-    numbers = summary.to_dict()
-    # No figure shows events, and a call without pending jobs adds some.
-    del numbers["events"]
-    text = json.dumps([numbers, version("asynckfold")])
+def update(
+    summary: Summary, numbers: dict[str, Any], folder: Path, *, beside: bool = False
+) -> None:
+    """Draw the figures of a folder if their numbers changed; `beside`: in a background process.
+
+    `numbers` are ``summary.to_dict()``.
+    """
+    # No figure shows events, and a call without pending jobs adds some. Of the verdict, which has
+    # a pair for any two models, figures show the sentences.
+    shown = {**numbers, "events": None, "verdict": numbers["verdict"]["sentences"]}
+    text = json.dumps([shown, version("asynckfold")])
     digest = hashlib.sha256(text.encode()).hexdigest()
     order = _Order(folder.absolute(), summary, digest)
     if not beside:
         background.wait()
-    shown, *names = _stamp(order)
-    if shown == digest and names and all((folder / name).is_file() for name in names):
+    drawn, *names = _stamp(order)
+    if drawn == digest and names and all((folder / name).is_file() for name in names):
         return
     write_whole(folder / STAMP, digest.encode())
     if beside:

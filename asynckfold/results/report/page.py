@@ -53,15 +53,16 @@ def write_report(
         from asynckfold.results.report.charts import draw
 
         files |= draw(summary, figures)
+    numbers = summary.to_dict()
     # Without `indent`, which would bypass the C encoder and take ten times as long.
-    numbers = json.dumps(summary.to_dict(), ensure_ascii=False, allow_nan=False)
-    files["results.json"] = numbers.encode()
+    text = json.dumps(numbers, ensure_ascii=False, allow_nan=False)
+    files["results.json"] = text.encode()
     files["index.html"] = render(summary, pictures_of(store)).encode()
     folder = store.root / "report" if folder is None else Path(folder)
     make_folder(folder)
     for name, content in files.items():
         write_whole(folder / name, content)
-    update_figures(summary, folder, beside=beside)
+    update_figures(summary, numbers, folder, beside=beside)
     return folder / "index.html"
 
 

@@ -102,7 +102,9 @@ def by_candidate(held: Iterable[HeldOut]) -> dict[str, list[HeldOut]]:
     return parts
 
 
-def count_classes(outcome: CVResults, targets: Targets) -> dict[str, Counts]:
+def count_classes(
+    outcome: CVResults, targets: Targets, held: Sequence[HeldOut]
+) -> dict[str, Counts]:
     """Return a confusion matrix for each candidate that has outputs.
 
     A row per true class, a column per predicted class; all of one size: the classes, or the outputs
@@ -113,7 +115,7 @@ def count_classes(outcome: CVResults, targets: Targets) -> dict[str, Counts]:
         return {}
     joined = {
         name: np.concatenate([np.stack([part.true, part.guess]) for part in parts], axis=1)
-        for name, parts in by_candidate(held_out(outcome, targets)).items()
+        for name, parts in by_candidate(held).items()
     }
     known = [int(pairs.max()) + 1 for pairs in joined.values() if pairs.size]
     size = max(len(outcome.plan.classes), *known, 0)
@@ -149,12 +151,14 @@ class Predictions:
     total: int  # predictions of finite numbers
 
 
-def predictions(outcome: CVResults, targets: Targets) -> Predictions | None:
+def predictions(
+    outcome: CVResults, targets: Targets, held: Sequence[HeldOut]
+) -> Predictions | None:
     """Return the predictions of the best candidate; None unless it predicts one number a sample."""
     if not outcome.has_best or has_one_class(outcome, targets):
         return None
     best = outcome.candidates[outcome.best_index_].name
-    parts = by_candidate(held_out(outcome, targets)).get(best, [])
+    parts = by_candidate(held).get(best, [])
     pairs = [
         (float(true), float(guess))
         for part in parts
@@ -190,13 +194,15 @@ class HardSamples:
     total: int  # samples with predictions
 
 
-def hard_samples(outcome: CVResults, targets: Targets) -> HardSamples | None:
+def hard_samples(
+    outcome: CVResults, targets: Targets, held: Sequence[HeldOut]
+) -> HardSamples | None:
     """Return the hardest samples; None without predictions of one class or number a sample."""
-    parts, count = list(held_out(outcome, targets)), outcome.n_samples
-    if not parts:
+    count = outcome.n_samples
+    if not held:
         return None
     rows, true, guess = (
-        np.concatenate([vars(part)[name] for part in parts]) for name in ("rows", "true", "guess")
+        np.concatenate([vars(part)[name] for part in held]) for name in ("rows", "true", "guess")
     )
     seen = np.bincount(rows, minlength=count)
     total = int((seen > 0).sum())
@@ -263,20 +269,20 @@ class TwoClasses:
 
 
 def calibration(
-    outcome: CVResults, targets: Targets, rows: Sequence[Candidate]
+    outcome: CVResults, targets: Targets, rows: Sequence[Candidate], held: Sequence[HeldOut]
 ) -> Calibration | None:
     """Return the calibration of the first candidate that predicts probabilities."""
     if not has_one_class(outcome, targets):
         return None
-    held = by_candidate(held_out(outcome, targets))
-    for name in (row.name for row in rows if row.name in held):
+    by_name = by_candidate(held)
+    for name in (row.name for row in rows if row.name in by_name):
         try:
-            shares = [probabilities(part.objective, _outputs(part)) for part in held[name]]
+            shares = [probabilities(part.objective, _outputs(part)) for part in by_name[name]]
         except ValueError:
             # Margins are no probabilities.
             continue
         sure = np.concatenate(shares).max(axis=1)
-        right = np.concatenate([part.true == part.guess for part in held[name]]).astype(float)
+        right = np.concatenate([part.true == part.guess for part in by_name[name]]).astype(float)
         if not len(sure):
             continue
         places = np.minimum((sure * BINS).astype(int), BINS - 1)
@@ -297,7 +303,7 @@ def calibration(
 
 
 def two_classes(
-    outcome: CVResults, targets: Targets, rows: Sequence[Candidate]
+    outcome: CVResults, targets: Targets, rows: Sequence[Candidate], held: Sequence[HeldOut]
 ) -> TwoClasses | None:
     """Return the curves of the first candidates; None unless there are two classes."""
     classes, objective = outcome.plan.classes, outcome.plan.objective_of("")
@@ -307,11 +313,11 @@ def two_classes(
     positive = labels.index(objective.pos_label) if objective.pos_label in labels else 1
     curves: list[BinaryCurves] = []
     share = math.nan
-    held = by_candidate(held_out(outcome, targets))
-    for name in (row.name for row in rows if row.name in held):
-        outputs = np.concatenate(list(map(_outputs, held[name])))
+    by_name = by_candidate(held)
+    for name in (row.name for row in rows if row.name in by_name):
+        outputs = np.concatenate(list(map(_outputs, by_name[name])))
         odds = outputs[:, -1] - (outputs[:, 0] if outputs.shape[1] == 2 else 0)
-        true = np.concatenate([part.true for part in held[name]]) == positive
+        true = np.concatenate([part.true for part in by_name[name]]) == positive
         if true.any() and not true.all() and len(curves) < CURVES:
             curves.append(_curves(name, odds if positive else -odds, true))
             share = float(true.mean())

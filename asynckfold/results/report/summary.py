@@ -46,6 +46,7 @@ from asynckfold.results.report.predictions import (
     calibration,
     count_classes,
     hard_samples,
+    held_out,
     predictions,
     two_classes,
 )
@@ -118,11 +119,13 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
     outcome = read_results(store) if results is None else results
     plan = outcome.plan
     _, targets = store.splits()
-    confusions = count_classes(outcome, targets)
+    held = list(held_out(outcome, targets))
+    confusions = count_classes(outcome, targets, held)
     rows = candidate_rows(outcome, confusions)
     jobs, about = job_by_id(plan), store.about
     ranked = [candidate for candidate, _ in by_rank(outcome)]
-    is_on_gpus = any(item.device != "cpu" for item in store.attempts())
+    attempts = bars(store, outcome.results, jobs)
+    is_on_gpus = any(bar.device != "cpu" for bar in attempts)
     return Summary(
         root=store.root.absolute().name,
         metric=plan.scoring[0],
@@ -139,7 +142,7 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
         packing=packing_of(store),
         use=uses(store.samples()),
         gpu_use=gpu_uses(store.gpu_samples()) if is_on_gpus else (),
-        bars=bars(store, outcome.results, jobs),
+        bars=attempts,
         failures=failures(plan, outcome.results),
         events=event_log(store),
         facts=facts_of(plan, outcome),
@@ -148,10 +151,10 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
         fingerprint=store.fingerprint(),
         bit_identity=outcome.bit_identity,
         loss_over_time=loss_over_time(outcome, times_of(outcome)),
-        predictions=predictions(outcome, targets),
-        calibration=calibration(outcome, targets, ranked),
-        two_classes=two_classes(outcome, targets, ranked),
-        hard_samples=hard_samples(outcome, targets),
+        predictions=predictions(outcome, targets, held),
+        calibration=calibration(outcome, targets, ranked, held),
+        two_classes=two_classes(outcome, targets, ranked, held),
+        hard_samples=hard_samples(outcome, targets, held),
         refit=refit_note(store),
     )
 
