@@ -88,33 +88,39 @@ class CudaRecorder:
         """
         torch.cuda.empty_cache()
         before, pool = torch.cuda.memory_reserved(self._device), torch.cuda.graph_pool_handle()
-        graph, stream = torch.cuda.CUDAGraph(), _side_stream(self._device)
-        for generator in generators:
-            if not hasattr(graph, "register_generator_state"):
-                raise NotCapturable("it draws random numbers, and torch is too old to capture that")
-            graph.register_generator_state(generator)
+        graph, stream = _graph_with(generators), _side_stream(self._device)
         # The outer context restores the stream where the inner one cannot end.
         with torch.cuda.stream(torch.cuda.current_stream(self._device)):
             try:
                 with torch.cuda.graph(graph, pool=pool, stream=stream):
                     result = work()
             except Exception:
-                self._end_capture(pool)
+                self._end_capture(pool, generators)
                 raise
         taken = torch.cuda.memory_reserved(self._device) - before
         if taken > self._share * torch.cuda.mem_get_info(self._device)[1]:
             raise NotCapturable(f"it would keep {taken >> 20} MiB of the GPU's memory")
         return result, graph.replay
 
-    def _end_capture(self, pool: Any) -> None:
+    def _end_capture(self, pool: Any, generators: Sequence[torch.Generator]) -> None:
         """End what a failed capture leaves begun in older versions of torch.
 
         Their allocator would keep the pool, and any memory that several streams used; their
-        generator would refuse to draw until a capture succeeds.
+        generators would refuse to draw until a capture succeeds.
         """
         torch_internals.release_capture(self._index, pool)
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=_side_stream(self._device)):
+        with torch.cuda.graph(_graph_with(generators), stream=_side_stream(self._device)):
             torch.zeros(1, device=self._device)
+
+
+def _graph_with(generators: Sequence[torch.Generator]) -> torch.cuda.CUDAGraph:
+    """Return an empty graph that may draw from generators besides the GPU's."""
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        if not hasattr(graph, "register_generator_state"):
+            raise NotCapturable("it draws random numbers, and torch is too old to capture that")
+        graph.register_generator_state(generator)
+    return graph
 
 
 @functools.cache

@@ -81,22 +81,33 @@ class GroupGraph:
 
         `left` counts the steps up to the end of the training, this one included.
         """
-        batch, whole = parts[0], range(self._fused.width)
-        is_full = batch.replicas == whole and batch.targets.shape[1] == self._size
-        if self._recorder is None or not is_full:
+        graph = self._graph_for(parts, left)
+        if graph is None:
             return self._gradients(parts), ()
-        self._follow_changes()
-        if self._graph is None and self._eager_steps < WARM_UPS:
-            self._eager_steps += 1
-            return self._gradients(parts), ()
-        if self._graph is None:
-            self._try(self._recorder, batch, left)
-        leaves = pytree.tree_leaves((batch.inputs, batch.targets))
-        if self._graph is None or not self._graph.fits(*leaves):
+        leaves = pytree.tree_leaves((parts[0].inputs, parts[0].targets))
+        if not graph.fits(*leaves):
             return self._gradients(parts), ()
         for optimizer in self._inside:
             optimizer.copy_rates()
-        return self._graph(*leaves), self._inside
+        return graph(*leaves), self._inside
+
+    def _graph_for(self, parts: Sequence[ReplicaBatches], left: int) -> Captured | None:
+        """Return a graph for the batches of a step if they are full, and there is or can be one."""
+        if self._recorder is None:
+            return None
+        taking_part = sum(len(part.replicas) for part in parts)
+        sizes = {part.targets.shape[1] for part in parts}
+        if taking_part < self._fused.width or sizes != {self._size}:
+            return None
+        if len(parts) > 1:
+            self._refuse(NotCapturable("its jobs have data of their own"))
+            return None
+        self._follow_changes()
+        if self._graph is None and self._eager_steps == WARM_UPS:
+            self._try(self._recorder, parts[0], left)
+        elif self._graph is None:
+            self._eager_steps += 1
+        return self._graph
 
     def _frozen(self) -> list[tuple[Any, Any]]:
         return [(item.constants(), item.optimizer.state) for item in self._optimizers]
@@ -113,6 +124,10 @@ class GroupGraph:
                 self._graph = None
                 self._inside = [item for item in self._inside if item is not optimizer]
 
+    def _refuse(self, reason: Exception) -> None:
+        self._recorder = None
+        self._log(why_not(reason))
+
     def _try(self, recorder: CudaRecorder, batch: ReplicaBatches, left: int) -> None:
         self._heartbeat.begin_long_phase()
         # Whatever the trial raises, the step stays eager.
@@ -120,8 +135,7 @@ class GroupGraph:
             with seeding.preserved():
                 self._graph = self._trial(recorder, batch, left)
         except Exception as error:  # noqa: BLE001
-            self._recorder = None
-            self._log(why_not(error))
+            self._refuse(error)
             return
         outside = [item.optimizer for item in self._optimizers if item not in self._inside]
         names = ", ".join(dict.fromkeys(type(item).__name__ for item in outside))

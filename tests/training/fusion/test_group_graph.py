@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.preprocessing import StandardScaler
 from torch import nn, optim
 
 from asynckfold import Result, TrainerParams
@@ -239,6 +240,21 @@ def test_what_cannot_be_captured_says_why_once_and_leaves_no_trace(
     for job in tiny.jobs:
         assert tiny.log(job).count("no CUDA graph: ") == 1
         assert f"no CUDA graph: {reason}" in tiny.log(job)
+
+
+def test_where_kernels_have_other_bits_at_every_run_a_graph_is_as_close_as_two_steps(
+    tmp_path: Path,
+) -> None:
+    tiny = grouped(tmp_path, opt_fn=sgd(foreach=True))
+    attempt(tiny, Replayer("bits", is_exact=False))
+    assert f"{MIXED}SGD\n" in tiny.log()
+
+
+def test_jobs_that_have_data_of_their_own_stay_eager(tmp_path: Path) -> None:
+    tiny, recorder = grouped(tmp_path, preprocess=StandardScaler()), Replayer()
+    attempt(tiny, recorder)
+    assert recorder.replays == 0
+    assert tiny.log().count("no CUDA graph: its jobs have data of their own") == 1
 
 
 def test_batches_of_unequal_sizes_stay_eager(tmp_path: Path) -> None:
