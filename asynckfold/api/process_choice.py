@@ -41,7 +41,7 @@ def settle(call: Call) -> None:
     choice, why = call.choice, ""
     if can_flush_denormals(max([*choice.threads.values(), *choice.last_threads.values()])):
         here = seconds_in_turn(call.work, choice, call.groups)
-        start = max(0.0, call.pool.server.seconds_to_serve)
+        start = call.pool.server.seconds_to_serve
         why = why_here(here, choice.prediction.makespan, start)
     was_here = call.make.pool is None
     call.make = replace(call.make, pool=None if why else call.pool)

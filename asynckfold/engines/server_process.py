@@ -35,6 +35,9 @@ CLOSE_SECONDS = 5.0
 START_SECONDS = 2.5
 """Until a server has imported torch, about: 2 to 4 s on the machines that were measured."""
 
+LATE_SECONDS = 0.5
+"""Until one that takes longer has done so: whatever keeps it busy slows the caller, too."""
+
 
 class ServerProcess:
     """A fork server, see `asynckfold.training.worker.fork_server.serve`.
@@ -60,7 +63,8 @@ class ServerProcess:
     @property
     def seconds_to_serve(self) -> float:
         """Expected seconds until it serves; 0 once it does."""
-        return 0.0 if self.serving else START_SECONDS - (time.monotonic() - self._started)
+        left = START_SECONDS - (time.monotonic() - self._started)
+        return 0.0 if self.serving else max(left, LATE_SECONDS)
 
     @property
     def alive(self) -> bool:
