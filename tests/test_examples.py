@@ -62,6 +62,6 @@ def test_the_parameter_server_and_its_replicas_run_by_themselves(
 ) -> None:
     run = warm.start([EXAMPLES / "parameter_server.py", "--quick"], tmp_path / "printed")
     assert run.wait(110) == 0, run.printed()
-    told, score = run.printed().splitlines()[-2:]
-    assert told.startswith("Served(replicas=2, lost=(), refused=(), pushes=")
+    summary, score = run.printed().splitlines()[-2:]
+    assert summary.startswith("ServerSummary(replicas=2, lost=(), refused=(), pushes=")
     assert float(score.removeprefix("accuracy ")) > 0.8

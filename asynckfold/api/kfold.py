@@ -255,6 +255,9 @@ class AsyncKFold:
                 if not call.is_complete:
                     with training(call, self._stop_reason) as sweep:
                         sweep.run()
+                elif self._stop_reason is not None:
+                    # A study hears of the folds of a run that was complete before.
+                    self._stop_reason(call.bundle.plan, call.run.reader.results())
                 if self.settings.baseline not in (None, "none"):
                     from asynckfold.api.baseline_timing import time_serial_loop
 

@@ -107,7 +107,7 @@ def test_the_last_job_has_the_threads_that_are_left_and_the_same_bits_each_time(
     threads = {name: result.threads for name, result in results.results.items()}
     assert threads == {name: 2 if name == last else 1 for name in threads}
     (why,) = [text for kind, text in events if kind == "decision"]
-    assert "2 threads for the last" in why
+    assert "the last jobs of Wide, 1, have 2" in why
     again = run(tmp_path / "again", [Wide], parallelize=False, **settings)
     assert again.fingerprint == results.fingerprint
     taken = run(tmp_path / "taken", [Wide], plan_from=tmp_path / "one", **settings)

@@ -102,7 +102,7 @@ class Filling:
 
 FILLINGS = {
     "checkpoint": Filling("2100k", 120, 20_000, 2, "/net/cosine/fold-"),
-    "commit": Filling("1600k", 6000, 8, 40, "/run.db"),
+    "commit": Filling("1400k", 6000, 8, 40, "/run.db"),
 }
 
 

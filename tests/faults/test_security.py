@@ -70,7 +70,7 @@ DOCUMENTED = re.compile(
     r"run\.(db|lock)|splits\.npz|oof/A-constant\.npz"
     r"|A/constant/fold-\d/(log\.txt|summary\.json|final\.safetensors)"
     r"|A/constant/fold-\d/checkpoint-\d{4}-\d{6}-\d+\.safetensors"
-    r"|report/[\w-]+\.(html|png|csv|json|md|tex)"
+    r"|report/([\w-]+\.(html|png|csv|json|md|tex)|\.figures)"
 )
 
 

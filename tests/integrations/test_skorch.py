@@ -121,12 +121,12 @@ def test_what_only_skorch_can_do_is_refused_by_name(tmp_path: Path) -> None:
         def predict(self, X: Any) -> Any: ...
 
     refused: dict[str, tuple[Any, dict[str, Any]]] = {
-        r"callbacks=\[.*EarlyStopping.*Leave them out": (
+        r"callbacks=\[.*EarlyStopping.*Leave it out": (
             skorch.NeuralNetClassifier,
             {"callbacks": [skorch.callbacks.EarlyStopping()]},
         ),
         "received warm_start=True": (skorch.NeuralNetClassifier, {"warm_start": True}),
-        "device='cuda'.*pass devices": (skorch.NeuralNetClassifier, {"device": "cuda"}),
+        "device='cuda'.*devices to AsyncKFold": (skorch.NeuralNetClassifier, {"device": "cuda"}),
         "iterator_train__drop_last=True": (
             skorch.NeuralNetClassifier,
             {"iterator_train__drop_last": True},

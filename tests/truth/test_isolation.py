@@ -130,7 +130,7 @@ class EntersLate(Plain):
 
 def run(root: Path, models: dict[str, Callable[[], Any]], **settings: Any) -> tuple[Any, Any]:
     """Return the weights by job, and what the run's folder says of the claim and the events."""
-    AsyncKFold(2, samples(), root, nn.CrossEntropyLoss(), 10, verbose=0, baseline=None, **settings)(
+    AsyncKFold(2, samples(), root, nn.CrossEntropyLoss(), 4, verbose=0, baseline=None, **settings)(
         models, ["constant"], sgd, {"epochs": 1}
     )
     with RunStore.read(root) as store:
