@@ -15,8 +15,8 @@ from asynckfold.results.candidates import Candidate, candidates, rank
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.statistics import (
     Difference,
+    Pairs,
     compare_levels,
-    differences_of,
     largest_difference,
     paired_differences,
 )
@@ -167,7 +167,7 @@ def compare_scores(first: CVResults, second: CVResults, names: tuple[str, str]) 
             for place in range(len(levels))
         ]
         every_pair = {name: np.concatenate([item[name] for item in each]) for name in each[0]}
-        single = dict(zip(levels, differences_of(every_pair), strict=True))
+        single = dict(zip(levels, Pairs(every_pair), strict=True))
     said = ""
     if difference is not None and common:
         over = f"Over the {compared} candidates of both, " if len(common) > 1 else ""

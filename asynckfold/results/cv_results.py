@@ -36,8 +36,7 @@ from asynckfold.results.out_of_fold import (
 )
 from asynckfold.results.speedup import AgainstSerial, Speedup, against_serial, speedup_of
 from asynckfold.results.statistics import (
-    Columns,
-    holm,
+    Pairs,
     largest_difference,
     paired_differences,
     train_valid_ratio,
@@ -154,7 +153,7 @@ class CVResults:
         """
         import pandas as pd
 
-        frame: pd.DataFrame = pd.DataFrame(pairs_of(self))
+        frame: pd.DataFrame = pd.DataFrame(pairs_of(self).columns)
         return frame
 
     @property
@@ -591,13 +590,12 @@ def refit_note(store: RunReader) -> str:
     return next((item.text for item in reversed(store.events()) if item.kind == "refit"), "")
 
 
-def pairs_of(results: CVResults) -> Columns:
-    """Compare all pairs of candidates; p values are corrected."""
+def pairs_of(results: CVResults) -> Pairs:
+    """Compare all pairs of candidates."""
     rows, metric = candidates(results.plan, results.results), results.plan.scoring[0]
     names, scores = [row.name for row in rows], np.array([row.scores[metric] for row in rows])
     largest = largest_difference(metric, scores)
-    pairs = paired_differences(names, scores, results.folds, largest)
-    return {**pairs, "p": holm(pairs["p"])}
+    return Pairs(paired_differences(names, scores, results.folds, largest))
 
 
 def times_of(results: CVResults) -> dict[str, AgainstSerial]:

@@ -13,7 +13,7 @@ from asynckfold.jobs.folds import Fold
 from asynckfold.results.candidates import Candidate, rank
 from asynckfold.results.statistics import (
     Difference,
-    differences_of,
+    Pairs,
     largest_difference,
     paired_differences,
     train_valid_ratio,
@@ -62,7 +62,7 @@ class EstimatorComparison:
         mixed = (first < count) != (second < count)
         return tuple(
             replace(item, first=rows[int(item.first)].name, second=rows[int(item.second)].name)
-            for item in differences_of({name: each[mixed] for name, each in columns.items()})
+            for item in Pairs({name: each[mixed] for name, each in columns.items()})
         )
 
     def to_frame(self) -> pd.DataFrame:

@@ -9,9 +9,9 @@ heuristic for the folds of one cross-validation.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -149,7 +149,7 @@ def paired_differences(
     2003); for k-fold it is a heuristic.
 
     Differences that are the same on every fold have no variance to test with: p is 1 if they are 0,
-    else NaN, as with fewer than two folds. The p values are not corrected, see `differences_of`.
+    else NaN, as with fewer than two folds. The p values are not corrected, see `Pairs`.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def paired_differences(
     --------
     >>> fold = Fold(0, 0, np.arange(8), np.arange(8, 12))
     >>> scores = np.array([[0.8, 0.75, 0.75], [0.9, 0.8, 0.9]])
-    >>> (pair,) = differences_of(paired_differences(["A", "B"], scores, [fold] * 3))
+    >>> (pair,) = Pairs(paired_differences(["A", "B"], scores, [fold] * 3))
     >>> pair.first, round(pair.mean, 3), pair.won, round(pair.p, 3)
     ('B', 0.1, 3, 0.16)
     """
@@ -209,12 +209,6 @@ def paired_differences(
     }
 
 
-def differences_of(columns: Columns, others: int = 0) -> tuple[Difference, ...]:
-    """Return each row with its p value corrected by `holm`."""
-    columns = {**columns, "p": holm(columns["p"], others)}
-    return tuple(map(Difference, *(column.tolist() for column in columns.values())))
-
-
 def _spread(by_fold: Floats, mean: Floats, shared: npt.NDArray[np.bool_]) -> Floats:
     """Return the standard deviation of each row over its shared folds, with divisor n - 1."""
     squares = np.where(shared, (by_fold - mean[:, None]) ** 2, 0.0)
@@ -237,6 +231,53 @@ def holm(p_values: Floats, others: int = 0) -> Floats:
     return corrected
 
 
+class Pairs(Sequence[Difference]):
+    """Differences with p values corrected by `holm`; each is made when it is read.
+
+    A thousand models have half a million pairs, of which few are read.
+    """
+
+    def __init__(self, columns: Columns, others: int = 0) -> None:
+        self.columns = {**columns, "p": holm(columns["p"], others)}
+
+    def __len__(self) -> int:
+        return len(self.columns["p"])
+
+    @overload
+    def __getitem__(self, place: int) -> Difference: ...
+    @overload
+    def __getitem__(self, place: slice | npt.NDArray[np.bool_]) -> tuple[Difference, ...]: ...
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, int):
+            return self[place : place + 1 or None][0]
+        return tuple(map(Difference, *(column[place].tolist() for column in self.columns.values())))
+
+    def __iter__(self) -> Iterator[Difference]:
+        return iter(self[:])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self[:] == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self[:])
+
+    def of(self, name: str) -> tuple[Difference, ...]:
+        """Return those with one side of this name."""
+        first, second = self.columns["first"], self.columns["second"]
+        pairs: tuple[Difference, ...] = self[np.logical_or(first == name, second == name)]
+        return pairs
+
+    @property
+    def conclusions(self) -> npt.NDArray[np.str_]:
+        """The `Difference.conclusion` of each."""
+        mean, low, p, folds = (self.columns[name] for name in ("mean", "ci_low", "p", "folds"))
+        is_equal = (folds > 0) & (mean == 0) & np.isnan(low)
+        rules = [is_equal, np.isnan(p), p < SIGNIFICANT]
+        return np.select(rules, ["equal", "untestable", "beats"], "undecided")
+
+
 @dataclass(frozen=True)
 class Factor:
     """The models that have a score, or the LR schedules; see `compare_levels`."""
@@ -244,7 +285,7 @@ class Factor:
     names: tuple[str, ...]
     over: tuple[str, ...]  # levels of the other factor, over which each has its mean
     leader: str  # highest mean, if any is complete of the complete ones; "" if none has a score
-    pairs: tuple[Difference, ...]
+    pairs: Pairs
     unbeaten: tuple[str, ...]
 
     @property
@@ -255,7 +296,7 @@ class Factor:
     @property
     def duels(self) -> list[Difference]:
         """The leader's comparisons, the closest first."""
-        pairs = [pair for pair in self.pairs if self.leader in (pair.first, pair.second)]
+        pairs = self.pairs.of(self.leader)
         return sorted(pairs, key=lambda pair: math.inf if math.isnan(pair.mean) else pair.mean)
 
 
@@ -291,8 +332,8 @@ def compare_levels(
     with np.errstate(invalid="ignore"):
         means = scores[known][:, common].mean(axis=1) if known.any() else np.empty((0, len(folds)))
     present = [name for name, is_known in zip(names, known.tolist(), strict=True) if is_known]
-    pairs = differences_of(paired_differences(present, means, folds, largest), undecided)
-    beaten = {pair.second for pair in pairs if pair.conclusion == "beats"}
+    pairs = Pairs(paired_differences(present, means, folds, largest), undecided)
+    beaten = set(pairs.columns["second"][pairs.conclusions == "beats"])
     return Factor(
         tuple(present),
         tuple(name for name, is_common in zip(others, common.tolist(), strict=True) if is_common),

@@ -23,6 +23,7 @@ from asynckfold.results.statistics import (
     SIGNIFICANT,
     Difference,
     Factor,
+    Pairs,
     compare_levels,
     largest_difference,
 )
@@ -42,9 +43,9 @@ class Verdict:
     ----------
     metric : str
         Name of the score; greater is better.
-    models : tuple of Difference
+    models : sequence of Difference
         Every pair of models, by their mean over the LR schedules.
-    lr_schedules : tuple of Difference
+    lr_schedules : sequence of Difference
         Every pair of LR schedules, by their mean over `best_models`, or those of them that have a
         score on every fold.
     best_models, best_lr_schedules : tuple of str
@@ -56,8 +57,8 @@ class Verdict:
     """
 
     metric: str
-    models: tuple[Difference, ...]
-    lr_schedules: tuple[Difference, ...]
+    models: Pairs
+    lr_schedules: Pairs
     best_models: tuple[str, ...]
     best_lr_schedules: tuple[str, ...]
     best: str | None
@@ -73,7 +74,8 @@ def make_verdict(rows: Sequence[Candidate], metric: str, folds: Sequence[Fold]) 
     scores = np.array([row.scores[metric] for row in rows])
     in_points = largest_difference(metric, scores) == 1
     models, lr_schedules = _factors(rows, metric, folds)
-    pairs, best = models.pairs + lr_schedules.pairs, models.unbeaten + lr_schedules.unbeaten
+    best = models.unbeaten + lr_schedules.unbeaten
+    is_compared = bool(models.pairs or lr_schedules.pairs)
     first = _sole_first(rows, metric)
     levels = (first.model, first.lr_schedule) if first else ()
     beaten = [
@@ -90,7 +92,7 @@ def make_verdict(rows: Sequence[Candidate], metric: str, folds: Sequence[Fold]) 
         lr_schedules.pairs,
         models.unbeaten,
         tuple(filter(None, lr_schedules.unbeaten)),
-        first.name if first and pairs and best == levels else None,
+        first.name if first and is_compared and best == levels else None,
         tuple(map(one_line, sentences)),
     )
 
@@ -122,7 +124,7 @@ def _factors(
     }
     best = [name for name in first.unbeaten if name in complete] or first.unbeaten
     kept = scores[[models.index(name) for name in best]].swapaxes(0, 1)
-    undecided = sum(pair.conclusion == "undecided" for pair in first.pairs)
+    undecided = int((first.pairs.conclusions == "undecided").sum())
     return first, compare_levels(lr_schedules, best, kept, folds, largest, undecided)
 
 
@@ -167,12 +169,12 @@ class VerdictText:
         left = [row.status in (CANCELLED, "pending") for row in rows]
         if all(left) and not any(self._folds_of(row) for row in rows):
             return ["No fold has a score yet."]
-        pairs = models.pairs + lr_schedules.pairs
+        both = models.pairs, lr_schedules.pairs
         some = lr_schedules.over
         is_told = set(some) != {*models.unbeaten} or 1 < len(some) < len(models.names)
         over = f"With {listed(some)}, " if is_told else ""
         sentences = [*self._of_factor(models), *self._of_factor(lr_schedules, over)]
-        sentences += self._of_the_only_one(rows, is_compared=bool(pairs))
+        sentences += self._of_the_only_one(rows, is_compared=any(both))
         if sentences and any(left):
             sentences[0] = f"So far, {sentences[0]}"
         if beaten:
@@ -186,15 +188,16 @@ class VerdictText:
                 f"Models are compared with {listed(models.over)} alone, since not all have a score "
                 "with the others."
             )
-        if self.folds == 2 and any(not math.isnan(pair.ci_low) for pair in pairs):
+        is_tested = not all(np.isnan(pairs.columns["ci_low"]).all() for pairs in both)
+        if self.folds == 2 and is_tested:
             sentences.append("Two folds make a weak test.")
         return [*sentences, *self._of_incomplete(rows)]
 
     def _of_factor(self, factor: Factor, over: str = "") -> Iterator[str]:
         """Compare the leader with each of the others, the closest first."""
-        for pair in factor.duels[:SHOWN]:
+        closest, rest = (duels := factor.duels)[:SHOWN], duels[SHOWN:]
+        for pair in closest:
             yield f"{over}{self.of_pair(pair)}."
-        rest = factor.duels[SHOWN:]
         beaten = [pair for pair in rest if pair.conclusion == "beats"]
         undecided = [pair for pair in rest if pair.conclusion != "beats"]
         if beaten:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from asynckfold import Difference
-from asynckfold.results.statistics import holm
+from asynckfold.results.statistics import Pairs, holm, paired_differences
 from tests.outcomes import NAN, folds_of, results_of
 
 GRID = st.integers(-99, 99).map(lambda number: number / 64)
@@ -158,7 +158,9 @@ def test_holm(values: list[float], others: int, data: st.DataObject) -> None:
 
 @given(tables())
 def test_all_pairs_at_once_equal_each_pair_alone(scores: npt.NDArray[np.float64]) -> None:
-    together, names = pairs_of(scores), [f"m{number}/x" for number in range(len(scores))]
+    names = [f"m{number}/x" for number in range(len(scores))]
+    together = Pairs(paired_differences(names, scores, folds_of(len(scores[0]))))
+    assert together.conclusions.tolist() == [pair.conclusion for pair in together]
     alone = [
         pairs_of(scores[[one, other]], names=[names[one], names[other]])[0]
         for one, other in itertools.combinations(range(len(scores)), 2)

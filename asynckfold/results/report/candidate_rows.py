@@ -120,9 +120,7 @@ def _to_first(outcome: CVResults) -> dict[str, Difference]:
     if not outcome.has_best:
         return {}
     first = outcome.candidates[outcome.best_index_].name
-    every = pairs_of(outcome)
-    kept = (every["first"] == first) | (every["second"] == first)
-    pairs = map(Difference, *(column[kept].tolist() for column in every.values()))
+    pairs = pairs_of(outcome).of(first)
     return {pair.first if pair.second == first else pair.second: pair for pair in pairs}
 
 

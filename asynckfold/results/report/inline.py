@@ -28,8 +28,8 @@ ROW, AXIS, MARGIN = 44, 34, 0.02
 POINTS, MARKS = 480, 80
 """Points of all lines of a panel, and those that answer to the pointer."""
 TOP, LEFT, RIGHT = 14, 0.1, 0.02
-LANES, LABELLED = 128, 16
-"""Rows of the timeline, and the most of them that have room for a label."""
+LANES, LABELLED, BARS = 128, 16, 2000
+"""Rows of the timeline, the most of them that have room for a label, and of bars with all facts."""
 
 
 def inline(summary: Summary) -> dict[str, Markup]:
@@ -276,7 +276,7 @@ def _timeline(summary: Summary) -> Markup | None:
     if timeline is None:
         return None
     scale, lanes = svg.Scale(0, timeline.length), timeline.lanes[:LANES]
-    room = len(timeline.lanes) <= LABELLED
+    room, few = len(timeline.lanes) <= LABELLED, len(summary.bars) <= BARS
     step, thick, top = (38, 16, 20) if room else (8, 7, 6)
     bottom = top + step * len(lanes)
     parts = []
@@ -296,7 +296,7 @@ def _timeline(summary: Summary) -> Markup | None:
             look: dict[str, object] = {"fill": colour, "stroke": svg.PAPER}
             if not span.ended_well:
                 look |= {"stroke": colour, "fill_opacity": 0.25, "stroke_dasharray": "3 2"}
-            said = svg.element("title", span.said)
+            said = svg.element("title", span.said if few else span.said.partition("\n")[0])
             parts.append(svg.element("rect", said, **where, **look, data_series=span.place))
     label = f"{timeline.title}. A bar per attempt at a job, a row per core."
     drawn = svg.figure(bottom + 36, label, *parts)

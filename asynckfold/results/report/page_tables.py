@@ -21,7 +21,7 @@ FOLDS = 10
 CLASSES, CONFUSED = 25, 10
 """Most classes that get a column each, and pairs of classes in the table of mistakes."""
 ROWS = 200
-"""Rows of a table that has one for each job or event."""
+"""Rows of a table other than the ranking."""
 
 Column = tuple[str, str]
 """Title, and "name", "number", "text", "short" or "" for a word."""
@@ -86,7 +86,7 @@ def _to_first(row: CandidateRow) -> tuple[str, str, str]:
 
 def folds(run: Summary) -> PageTable:
     """Return the score of each fold; many folds share a cell."""
-    names, rows = run.fold_names, run.candidates
+    names, rows = run.fold_names, run.candidates[:ROWS]
     scores = [[say.number(value) for value in row.scores[run.metric]] for row in rows]
     if len(names) > FOLDS:
         title = f"{names[0]} to {names[-1]}, in order"
@@ -94,12 +94,13 @@ def folds(run: Summary) -> PageTable:
     else:
         columns, cells = _numbers(*names), scores
     lines = [(row.name, *line) for row, line in zip(rows, cells, strict=True)]
-    return PageTable("Scores of each fold", [("candidate", "name"), *columns], lines)
+    columns = [("candidate", "name"), *columns]
+    return PageTable("Scores of each fold", columns, lines, total=len(run.candidates))
 
 
 def differences(run: Summary) -> PageTable:
     """Return the pairs of models and of LR schedules."""
-    pairs = run.verdict.models + run.verdict.lr_schedules
+    models, lr_schedules = run.verdict.models, run.verdict.lr_schedules
     columns = [("higher mean", "name"), ("lower mean", "name")]
     columns += _numbers("difference", "95 % interval", "p", "folds won")
     rows = [
@@ -111,9 +112,9 @@ def differences(run: Summary) -> PageTable:
             p_value(pair.p),
             f"{pair.won} of {pair.folds}",
         )
-        for pair in pairs[:ROWS]
+        for pair in [*models[:ROWS], *lr_schedules[:ROWS]][:ROWS]
     ]
-    return PageTable("Differences", columns, rows, total=len(pairs))
+    return PageTable("Differences", columns, rows, total=len(models) + len(lr_schedules))
 
 
 @dataclass(frozen=True)
@@ -240,11 +241,10 @@ def baseline(run: Summary) -> PageTable:
             *say.times(row, disturbance),
             *(_accuracies(row) if accuracies else ()),
         )
-        for row in run.candidates
+        for row in run.candidates[:ROWS]
     ]
-    return PageTable(
-        "Serial loop and packed run", [("candidate", "name"), *_numbers(*titles)], rows
-    )
+    columns = [("candidate", "name"), *_numbers(*titles)]
+    return PageTable("Serial loop and packed run", columns, rows, total=len(run.candidates))
 
 
 def has_serial_accuracy(run: Summary) -> bool:

@@ -111,7 +111,7 @@ def headline(summary: Summary) -> str:
 def decision(summary: Summary) -> str:
     """Say which candidate is best, or else which model or LR schedule, if the folds decide that."""
     verdict = summary.verdict
-    if not verdict.models + verdict.lr_schedules:
+    if not (verdict.models or verdict.lr_schedules):
         return "Nothing to compare"
     if verdict.best:
         return f"{verdict.best} is best"

@@ -52,6 +52,7 @@ from asynckfold.results.report.predictions import (
 )
 from asynckfold.results.report.sanitize import clean, flat, plain_data
 from asynckfold.results.speedup import Speedup
+from asynckfold.results.statistics import Pairs
 from asynckfold.results.utilization import Packing, packing_of
 from asynckfold.results.verdict import Verdict
 from asynckfold.store import RunReader
@@ -104,7 +105,22 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data for JSON: NaN and infinities become None."""
-        return dict(plain_data(self, clean))
+        models, lr_schedules = self.verdict.models, self.verdict.lr_schedules
+        numbers = dict(plain_data(self, clean))
+        numbers["verdict"] |= {"models": _rows(models), "lr_schedules": _rows(lr_schedules)}
+        return numbers
+
+
+def _rows(pairs: Pairs) -> list[dict[str, Any]]:
+    """Return plain data, column by column: a thousand models have half a million pairs."""
+    columns = {name: column.astype(object) for name, column in pairs.columns.items()}
+    for name, column in pairs.columns.items():
+        if column.dtype == np.float64:
+            columns[name][~np.isfinite(column)] = None
+    for side in ("first", "second"):
+        columns[side] = np.array(list(map(clean, columns[side])), dtype=object)
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 _UNSHOWN = ("cli", "command", "folder", "decision")

@@ -6,6 +6,7 @@ import hashlib
 import io
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,7 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from asynckfold import RunStore
 from asynckfold.cli import main
+from asynckfold.results.report.page import render
+from asynckfold.results.report.summary import summarize
 from tests.results.report.reports import Report, report_of
 from tests.synthetic import Synthetic, write_run
 
@@ -258,3 +262,15 @@ def test_a_report_needs_neither_torch_nor_a_display(root: Path, tmp_path: Path) 
     images = sorted((root / "report").glob("*.png"))
     assert len(images) == 9
     assert all(np.asarray(Image.open(path).convert("L")).std() > 5 for path in images)
+
+
+def test_the_page_of_a_thousand_candidates_is_small(root: Path) -> None:
+    with RunStore.read(write_run(root)) as store:
+        few = summarize(store)
+    ends = ["", *(f"/dropout=0.25,lr=0.001,width={number}" for number in range(249))]
+    rows = [replace(row, name=row.name + end) for end in ends for row in few.candidates]
+    bars = [replace(bar, candidate=bar.candidate + end) for end in ends for bar in few.bars]
+    many = render(replace(few, candidates=tuple(rows), bars=tuple(bars)))
+    assert (len(rows), len(bars)) == (1000, 5000)
+    assert len(many.encode()) < 3_000_000
+    assert many.count('class="scroll tall"') == render(few).count('class="scroll"') > 5
