@@ -64,14 +64,14 @@ _CLASHES = (
 """Arguments that exclude each other, and why."""
 
 _ENGINES = {
-    "nice": ("auto", "process", "ray"),
-    "yield_to_others": ("auto", "process"),
-    "stall_timeout": ("auto", "process", "serial", "ray"),
+    "nice": ("process", "ray"),
+    "yield_to_others": ("process",),
+    "stall_timeout": ("process", "serial", "ray"),
     "ray_address": ("ray",),
     "ray_runtime_env": ("ray",),
-    "processes": ("auto", "process", "ray"),
+    "processes": ("process", "ray"),
 }
-"""Arguments that only some engines take."""
+"""Arguments that only some engines take; "auto" takes those of "process"."""
 
 _FUNCTIONS = {
     "training_step": "(model, batch, state) → loss",
@@ -125,8 +125,9 @@ def _clashes(settings: Settings, values: Mapping[str, Any]) -> Iterator[Problem]
             rule = f"{why}, so {', '.join(ours)} must go without {', '.join(theirs)}"
             yield Problem(rule, received, "Leave one of them out.")
     engine = f"engine={settings.engine!r}" if settings.parallelize else "parallelize=False"
+    kind = "process" if settings.engine == "auto" else settings.engine
     for name, engines in _ENGINES.items():
-        if name in used and settings.engine not in engines:
+        if name in used and kind not in engines:
             rule = f"{name} is for engine={' or '.join(map(repr, engines))}"
             received = f"{name}={one_line(values[name], 60)} and {engine}"
             yield Problem(rule, received, "Leave one of them out.")
