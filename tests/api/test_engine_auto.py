@@ -16,6 +16,7 @@ from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, RunStore
 from asynckfold.engines.server_process import ServerProcess
+from asynckfold.planning import process_rule
 from tests.toy import Tiny, adam, samples
 
 pytestmark = pytest.mark.chooses_process
@@ -55,23 +56,23 @@ def test_a_small_sweep_trains_here_with_the_bits_of_workers_and_says_so(
     assert not [text for text in notes(workers.root_dir) if "this process" in text]
 
 
-def test_a_long_sweep_gets_workers(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asynckfold.planning.process_rule.MOST_SECONDS", 1e-6)
-    assert os.getpid() not in processes(swept(root))
-
-
-def test_workers_that_wait_are_used_where_they_end_first(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ServerProcess, "seconds_to_serve", 0.0)
-    assert os.getpid() not in processes(swept(root))
-
-
 @pytest.mark.parametrize(
-    "settings", [{"nice": 1}, {"yield_to_others": True}, {"stall_timeout": 60}], ids=str
+    "settings", [{"nice": 1}, {"yield_to_others": True}, {"stall_timeout": 60}]
 )
 def test_what_only_workers_can_do_gets_workers(root: Path, settings: dict[str, Any]) -> None:
     assert os.getpid() not in processes(swept(root, **settings))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [(process_rule, ("MOST_SECONDS", 1e-6)), (ServerProcess, ("seconds_to_serve", 0.0))],
+    ids=["a long sweep", "workers wait"],
+)
+def test_a_sweep_that_workers_end_first_gets_them(
+    root: Path, monkeypatch: pytest.MonkeyPatch, place: Any, value: tuple[str, float]
+) -> None:
+    monkeypatch.setattr(place, *value)
+    assert os.getpid() not in processes(swept(root))
 
 
 def test_a_call_beside_other_threads_gets_workers(root: Path) -> None:
@@ -83,17 +84,16 @@ def test_a_call_beside_other_threads_gets_workers(root: Path) -> None:
 
 
 def test_a_run_goes_on_wherever_it_was_begun(root: Path) -> None:
-    def call(epochs: int, folder: Path, schedules: list[str], engine: str) -> CVResults:
+    def call(folder: Path, schedules: list[str], engine: str) -> CVResults:
         kfold = AsyncKFold(
             2, samples(), folder, nn.CrossEntropyLoss(), 10, verbose=0, engine=engine
         )
-        return kfold([Tiny], schedules, adam, {"epochs": epochs})
+        return kfold([Tiny], schedules, adam, {"epochs": 2})
 
-    call(2, root, ["cosine"], "process")
-    both = call(2, root, ["cosine", "step"], "auto")
-    assert len(processes(both) - {os.getpid()}) >= 1
-    assert os.getpid() in processes(both)
-    whole = call(2, root.with_name("whole"), ["cosine", "step"], "process")
+    begun = call(root, ["cosine"], "process")
+    both = call(root, ["cosine", "step"], "auto")
+    assert processes(both) == processes(begun) | {os.getpid()}
+    whole = call(root.with_name("whole"), ["cosine", "step"], "process")
     assert both.fingerprint == whole.fingerprint
 
 
@@ -118,6 +118,7 @@ import sys, torch
 from torch import nn
 from asynckfold import AsyncKFold
 from asynckfold.engines.server_process import ServerProcess
+from asynckfold.planning import process_rule
 from tests.toy import Tiny, adam, samples
 kfold = AsyncKFold(2, samples(), sys.argv[1], nn.CrossEntropyLoss(), 10, verbose=0, report=False)
 kfold([Tiny], ["constant"], adam, {"epochs": 1})

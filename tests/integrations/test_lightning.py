@@ -12,11 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, InputError, RunStore, TrainerParams
+from asynckfold import AsyncKFold, InputError, RunStore
 from tests.plain import epoch_order, one_thread, seed_all, stream
 from tests.toy import Tiny as Network
 from tests.toy import adam, samples
-from tests.training.tiny import Tiny
 
 PACKAGE = next(
     (name for name in ("pytorch_lightning", "lightning") if importlib.util.find_spec(name)), ""
@@ -118,31 +117,6 @@ def test_a_module_has_the_bits_of_a_plain_loop(tmp_path: Path, interval: str, en
     assert rows["val_acc"].tolist() == pytest.approx(rows["accuracy"].tolist())
     assert results.best_score_ == pytest.approx(results.to_frame()["mean_val_acc"].max())
     assert rows["logged_train_loss"].tolist() == pytest.approx(rows["train_loss"].tolist())
-
-
-@pytest.mark.nightly
-@needs_lightning
-def test_a_job_that_is_stopped_after_each_batch_has_the_same_bits(tmp_path: Path) -> None:
-    from asynckfold.integrations import lightning
-    from asynckfold.training.lr_schedules import attached
-
-    net = module("step")
-
-    def tiny(name: str) -> Tiny:
-        return Tiny(
-            tmp_path / name,
-            {"net": net},
-            {lightning.NAME: attached},
-            lightning.ConfiguredOptimizer(EPOCHS),
-            params=TrainerParams(epochs=EPOCHS, lr_step="batch"),
-            training_step=lightning.ModuleStep("training_step", EPOCHS),
-            validation_step=lightning.ModuleStep("validation_step", EPOCHS),
-            data=samples(),
-        )
-
-    found, attempts = tiny("stopped").train_with_stops()
-    assert attempts > EPOCHS
-    assert found.digest == tiny("whole").train().digest
 
 
 def hook(*given: Any) -> None: ...

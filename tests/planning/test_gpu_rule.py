@@ -136,13 +136,6 @@ def test_ten_lenets_are_one_group_on_a_gpu_and_a_run_keeps_it() -> None:
     assert group(refused, choice, None, True, None).why == {"M": "not fused: it is recurrent"}
 
 
-def test_a_group_that_does_not_fit_into_the_gpu_is_split() -> None:
-    work = on_gpus(memory=4 * GIB, M=SMALL)
-    groups = group(work, choose(work, None, None, None), None, True, None)
-    assert {len(names) for names in groups.groups} == {3}
-    assert "no more than 3 at once fit into the memory" in groups.why["M"]
-
-
 def test_a_group_reserves_the_memory_of_all_its_jobs_and_its_gpu_alone() -> None:
     work = on_gpus(M=SMALL)
     choice = choose(work, None, None, None)

@@ -147,7 +147,6 @@ class Tiny:
     batch_size: int = 10
     preprocess: Any = None
     training_step: Callable[..., Any] | None = None
-    validation_step: Callable[..., Any] | None = None
     data: tuple[Any, Any] = field(default_factory=samples)
     cv: Any = 3
     task: str = "multiclass"
@@ -190,7 +189,6 @@ class Tiny:
             self.criterion,
             self.preprocess,
             training_step=self.training_step,
-            validation_step=self.validation_step,
         )
         return Bundle(
             plan,
@@ -207,8 +205,6 @@ class Tiny:
         schedule = self.lr_schedules[name]
         if isinstance(schedule, str):
             return schedule == "reduce"
-        if schedule is lr_schedules.attached:
-            return False
         return lr_schedules.needs_metric(schedule(sgd(nn.Linear(1, 1))))
 
     @property

@@ -185,28 +185,6 @@ def test_a_group_continues_with_and_without_a_graph(tmp_path: Path, opt_fn: Any)
     assert recorder.replays > TRIAL
 
 
-def test_a_state_that_is_loaded_drops_the_graph(tmp_path: Path) -> None:
-    recorder, tiny = Replayer(), grouped(tmp_path, opt_fn=adam)
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as logs:
-        patch.setattr(group_graph, "recorder_on", lambda device: recorder)
-        tasks = [Task(job) for job in tiny.jobs]
-        group = group_trainer.build(
-            tiny.bundle, tasks, tiny.batches, CPU, Heartbeat(), logs, raised
-        )
-        group.begin_epoch()
-        for _ in range(group.batches):
-            group.step()
-        group.end_epoch(0.0, lambda event: None)
-        group.begin_epoch()
-        group.step()
-        assert recorder.replays == TRIAL + 1
-        for optimizer in group.optimizers:
-            optimizer.load([optimizer.state_dict_of(replica) for replica in optimizer.replicas])
-        group.step()
-        assert recorder.replays == TRIAL + 1
-    assert tiny.log().count(INSIDE) == 1
-
-
 def by_hand(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Branches on a value, so that losses cannot be computed together."""
     loss = nn.functional.cross_entropy(outputs, targets)
@@ -220,6 +198,7 @@ REFUSED: dict[str, tuple[Replayer, dict[str, Any], str]] = {
     "draws": (Replayer("draws"), {}, "its replay has other bits than the eager step"),
     "wrong": (Replayer("wrong", is_exact=False), {}, "its replay differs from the eager step by"),
     "criterion": (Replayer(), {"criterion": by_hand}, "the losses of its jobs are computed one by"),
+    "own data": (Replayer(), {"preprocess": StandardScaler()}, "its jobs have data of their own"),
     "short": (
         Replayer(),
         {"params": TrainerParams(epochs=2, lr_step="batch")},
@@ -248,13 +227,6 @@ def test_where_kernels_have_other_bits_at_every_run_a_graph_is_as_close_as_two_s
     tiny = grouped(tmp_path, opt_fn=sgd(foreach=True))
     attempt(tiny, Replayer("bits", is_exact=False))
     assert f"{MIXED}SGD\n" in tiny.log()
-
-
-def test_jobs_that_have_data_of_their_own_stay_eager(tmp_path: Path) -> None:
-    tiny, recorder = grouped(tmp_path, preprocess=StandardScaler()), Replayer()
-    attempt(tiny, recorder)
-    assert recorder.replays == 0
-    assert tiny.log().count("no CUDA graph: its jobs have data of their own") == 1
 
 
 def test_batches_of_unequal_sizes_stay_eager(tmp_path: Path) -> None:
