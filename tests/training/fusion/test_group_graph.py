@@ -125,6 +125,8 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "onecycle and sgd": ({"opt_fn": sgd(**HEAVY), **CYCLE}, f"{MIXED}SGD\n"),
     # It changes after the first epoch, in which there is no graph yet.
     "onecycle by epoch": ({"opt_fn": adam, "params": EPOCH, **CYCLE}, f"{MIXED}Adam\n"),
+    # Of 41 samples, the last batch has one more.
+    "unequal folds": ({"data": samples(61), "opt_fn": adam}, INSIDE),
     "two kinds": (
         {"opt_fn": adam, "lr_schedules": {"cosine": "cosine", "onecycle": "onecycle"}},
         f"{MIXED}Adam\n",
@@ -227,12 +229,3 @@ def test_where_kernels_have_other_bits_at_every_run_a_graph_is_as_close_as_two_s
     tiny = grouped(tmp_path, opt_fn=sgd(foreach=True))
     attempt(tiny, Replayer("bits", is_exact=False))
     assert f"{MIXED}SGD\n" in tiny.log()
-
-
-def test_batches_of_unequal_sizes_stay_eager(tmp_path: Path) -> None:
-    """Folds of 41 and 40 samples to train on: the last batch of some has a sample more."""
-    words: dict[str, Any] = {"data": samples(61), "opt_fn": adam}
-    plain, _ = attempt(grouped(tmp_path / "plain", **words), None)
-    recorder, tiny = Replayer(), grouped(tmp_path / "graph", **words)
-    assert attempt(tiny, recorder)[0] == plain
-    assert recorder.replays == TRIAL + REPLAYS
