@@ -80,8 +80,8 @@ FAULTS = (
     ),
     Fault(
         "a comparison less in Holm's method",
-        "left = len(tested) - done + others",
-        "left = max(1, len(tested) - done - 1 + others)",
+        "left = np.arange(len(order), 0, -1) + others",
+        "left = np.maximum(1, np.arange(len(order), 0, -1) - 1 + others)",
         "test_holm",
     ),
     Fault(

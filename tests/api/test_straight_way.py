@@ -19,7 +19,7 @@ MOST_FRAMES, MOST_FILES = 14, 7
 """Functions and files of ours from `AsyncKFold.__call__` to the model, with the serial engine."""
 
 MOST_MODULES = 150
-"""Modules of ours that a plain call imports in the process that makes it."""
+"""Modules of ours that a plain call imports in the process that makes it, if workers train."""
 
 OPTIONAL = (
     *("asynckfold.engines.ray", "asynckfold.engines.joblib", "asynckfold.training.fusion"),
@@ -34,7 +34,8 @@ import sys
 import asynckfold, torch
 
 data = torch.randn(60, 4), torch.arange(60) % 3
-kfold = asynckfold.AsyncKFold(2, data, sys.argv[1], torch.nn.CrossEntropyLoss(), 8, verbose=0)
+loss, settings = torch.nn.CrossEntropyLoss(), {"verbose": 0, "engine": "process"}
+kfold = asynckfold.AsyncKFold(2, data, sys.argv[1], loss, 8, **settings)
 sgd = lambda model: torch.optim.SGD(model.parameters(), 0.1)
 kfold({"linear": lambda: torch.nn.Linear(4, 3)}, ["constant"], sgd, {"epochs": 1})
 print(*(name for name in sys.modules if name.partition(".")[0] == "asynckfold"))

@@ -61,13 +61,13 @@ def sweep(kind: str, engine: str, root: Path, *more: str, **variables: str) -> P
 
 
 def ended(process: Popen[str]) -> str:
-    """Return what a sweep printed: one line, since Ray prints nothing."""
+    """Return what a sweep printed: one line; Ray tells of lost processes before it."""
     try:
         out, _ = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 0, out
-    return out
+    return out.splitlines()[-1]
 
 
 def first_checkpoint(root: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_backend_that_forks_is_refused(root: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"engine": "jolib"}, r"one of 'process', 'serial', 'joblib', 'ray': .*'joblib'\?"),
+        ({"engine": "jolib"}, r"one of 'auto', 'process', 'serial', 'joblib', 'ray': .*'joblib'\?"),
         ({"nice": 3}, "nice=3 and engine='joblib'"),
         ({"yield_to_others": True}, "yield_to_others=True and engine='joblib'"),
         ({"stall_timeout": 60}, "stall_timeout is for engine='process' or 'serial' or 'ray'"),

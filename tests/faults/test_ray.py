@@ -16,7 +16,6 @@ import pytest
 
 from asynckfold import RunStore
 from tests.engines.ray_start import (
-    SWEEP,
     ended,
     first_checkpoint,
     named,
@@ -36,12 +35,13 @@ class Nodes:
 
     def __init__(self, folder: Path) -> None:
         paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path)
+        variables = {"PYTHONPATH": paths, "RAY_worker_niceness": "0", "SLOW": "0.03"}
         self.process = subprocess.Popen(
             [sys.executable, str(ENGINES / "ray_nodes.py"), str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": paths, "RAY_worker_niceness": "0", "SLOW": "0.03"},
+            env={**os.environ, **variables},
             text=True,
             start_new_session=True,
         )
@@ -89,7 +89,6 @@ def test_a_node_without_asynckfold_is_refused(root: Path, nodes: Nodes) -> None:
     nodes("add", "bare")
     told = refused(root, nodes.address)
     assert "needs asynckfold and torch, in the versions here" in told
-    assert "): none and none; here " in told
     assert f"pip install 'asynckfold[ray]=={version('asynckfold')}'" in told
 
 
@@ -130,35 +129,6 @@ def test_a_node_is_killed_in_the_middle_of_a_sweep(
     with RunStore.read(root) as store:
         outcomes = [item.outcome for item in store.attempts()]
     assert sorted(outcomes) == ["interrupted", *["ok"] * 6]
-
-
-@pytest.mark.parametrize("kill", [False, True])
-def test_the_drivers_end_is_the_end_of_its_actors(root: Path, nodes: Nodes, kill: bool) -> None:
-    code = (
-        "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], None, '__main__');"
-        "sys.stdout.flush(); sys.stdin.read()"
-    )
-    words = [sys.executable, "-c", code, str(SWEEP), "plain", "ray", str(root), nodes.address]
-    paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path)
-    process = subprocess.Popen(
-        words,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": paths, "EPOCHS": "1"},
-        text=True,
-        cwd=root.parent,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline().split()[1:] == ["6"]
-    started = named("RayNode", nodes.process.pid)
-    assert len(started) == 1
-    (actor,) = started
-    left = {actor, *descendants(actor)}
-    assert len(left) > 1
-    if kill:
-        process.kill()
-    process.communicate(timeout=120)
-    assert gone(left, 120)
 
 
 # A Ray of this machine
@@ -214,12 +184,15 @@ def test_a_killed_worker_costs_one_attempt(
 
 @pytest.mark.usefixtures("no_folder_left")
 @pytest.mark.parametrize("name", ["net/", "RayNode"])
-def test_a_killed_process_of_ray_costs_no_more_than_attempts(
+def test_a_killed_process_of_ray_costs_attempts_or_the_node(
     name: str, root: Path, expected: Callable[[str], str]
 ) -> None:
     process = sweep("plain", "ray", root, SLOW="0.02")
     first_checkpoint(root)
     os.kill(min(named(name, raylet_of(root))), signal.SIGKILL)
+    if name == "RayNode":
+        assert "no node of the Ray cluster is left" in process.communicate(timeout=300)[0]
+        process = sweep("plain", "ray", root)
     assert ended(process) == expected("plain")
     with RunStore.read(root) as store:
         outcomes = [item.outcome for item in store.attempts()]

@@ -60,6 +60,7 @@ def main(root: str) -> None:
         report=False,
         verbose=0,
         n_jobs=2,
+        engine="process",
     )
     results = kfold(
         {"slow": Slow}, ["cosine", "step"], adam, {"epochs": EPOCHS, "print_frequency": 1}
