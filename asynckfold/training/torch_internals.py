@@ -57,6 +57,13 @@ def device_mode() -> Any:
     return getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
 
 
+def forget_no_device_mode() -> None:
+    """Let torch < 2.9 answer for its default device after `torch.set_default_device(None)`."""
+    context: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None)
+    if device_mode() is None and hasattr(context, "device_context"):
+        del context.device_context
+
+
 def default_device() -> torch.device:
     """Return the device of new tensors."""
     try:

@@ -118,6 +118,7 @@ def _set_inference_mode(enabled: bool) -> None:
 def _set_default_device(device: torch.device) -> None:
     # None removes the mode, which slows down every call of torch.
     torch.set_default_device(None if device.type == "cpu" else device)
+    torch_internals.forget_no_device_mode()
 
 
 # Python and the process
