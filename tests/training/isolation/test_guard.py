@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.special  # noqa: F401  (its import adds a filter of warnings)
 import torch
 
 from tests.training.sweeps import results_of, sweep, train
@@ -66,6 +65,7 @@ def test_a_setting_is_restored_after_an_error(tmp_path: Path) -> None:
 
         return make
 
+    results_of(tmp_path / "first", {"plain": Plain})  # imports add filters of warnings
     before = {name: read() for name, (_, read) in CHANGES.items()}
     models = {name: changing(change) for name, (change, _) in CHANGES.items()}
     results = results_of(tmp_path / "run", models)
