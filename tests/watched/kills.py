@@ -116,10 +116,12 @@ class Kill:
 def planned(seed: int, count: int) -> list[Kill]:
     """Return the kills of a campaign: three of five aimed at moments, two at any time.
 
-    Of the latter, the first are aimed at the phases that last, so that none is left out; the times
-    of the others are uniform, one in each of as many equal parts of a run.
+    Of the latter, a tenth of all is aimed at each other phase: a start or a resume is over so soon
+    that too few would hit it. The times of the rest are uniform, one in each of as many equal parts
+    of a run.
     """
-    lasting = iter([phase for phase in PHASES if phase not in MOMENTS])
+    tenth = max(1, count // 10)
+    lasting = iter([phase for phase in PHASES if phase not in MOMENTS for _ in range(tenth)])
     moments = cycle(MOMENTS)
     phases = [
         next(moments) if index % OF < AIMED else next(lasting, None) for index in range(count)
