@@ -199,6 +199,11 @@ class Batches:
         """Number of samples."""
         return len(self.targets)
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether training batches are rows of a stored array, changed by the view's steps."""
+        return isinstance(self._train, _ArrayView) and self.collation is None
+
     def train(self, indices: Indices | Tensor, seed: int, epoch: int) -> tuple[Any, Tensor]:
         """Return inputs (B, ...) and targets (B,) or (B, m) of the train view.
 

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from asynckfold.data.batches import Batches
+from asynckfold.data.transforms.trees import mapped, tensors_in
 from asynckfold.errors import StorageError, StoreCorruptError, WorkerDiedError
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import (
@@ -194,20 +196,18 @@ class FusionGroup:
 
     def step(self) -> None:
         """Take one step of all replicas that have a batch left, and of their optimizers."""
-        busy = [self.batch < replica.batches for replica in self.replicas]
         left = (self.replicas[0].params.epochs - self.epoch) * self.batches - self.batch
         losses, stepped = self.graph.step(self.gathering.parts(self.epoch, self.batch), left)
         for optimizer in self.optimizers:
-            replicas = self._replicas_of(optimizer)
-            if busy[replicas[0].index]:
-                with self._ends_only(replicas):
+            lead = self.replicas[optimizer.replicas.start]
+            if self.batch < lead.batches:
+                with self._ends_only(self._replicas_of(optimizer)):
                     if optimizer not in stepped:
                         optimizer.step()
-                    schedule = replicas[0].lr_schedule
-                    if lr_schedules.steps_each_batch(schedule, replicas[0].params):
-                        schedule.step()
-        for replica, took_part, loss in zip(self.replicas, busy, losses.unbind(), strict=True):
-            if took_part:
+                    if lr_schedules.steps_each_batch(lead.lr_schedule, lead.params):
+                        lead.lr_schedule.step()
+        for replica, loss in zip(self.replicas, losses.unbind(), strict=True):
+            if self.batch < replica.batches:
                 replica.record_step(loss)
         self.batch += 1
 
@@ -365,6 +365,10 @@ def _tree(replica: Replica, ref: CheckpointRef, report: Report) -> Tree | None:
         return None
 
 
+CHUNK_BYTES = 1 << 20
+"""Most bytes of inputs that are gathered at once: for small batches, a gather is all overhead."""
+
+
 class GroupBatches:
     """Batches of the replicas of a group, whose orders of samples are stacked."""
 
@@ -372,37 +376,71 @@ class GroupBatches:
         self._replicas = replicas
         self._seeds = [replica.task.job.seed for replica in replicas]
         self._orders = torch.empty(0, dtype=torch.int64)
-        self._runs: dict[int, list[range]] = {}
+        self._runs: dict[int, list[tuple[range, int]]] = {}
+        self._ahead: dict[int, list[ReplicaBatches]] = {}
+        self._at_once = 1
 
     def begin_epoch(self) -> None:
         """Take the order of every replica."""
         orders = [replica.order for replica in self._replicas]
         self._orders = pad_sequence(orders, batch_first=True)
+        self._ahead.clear()
 
     def parts(self, epoch: int, batch: int) -> list[ReplicaBatches]:
         """Return one batch of every replica that has this one."""
-        return [self._gathered(run, epoch, batch) for run in self._alike(batch)]
+        if batch not in self._ahead:
+            count = self._alike_from(batch)
+            gathered = [self._gathered(run, epoch, batch, count) for run, _ in self._alike(batch)]
+            self._ahead = {
+                batch + place: [*parts] for place, parts in enumerate(zip(*gathered, strict=True))
+            }
+        return self._ahead.pop(batch)
 
-    def _alike(self, batch: int) -> list[range]:
-        """Adjacent replicas with the same bounds and data in this batch."""
+    def _alike(self, batch: int) -> list[tuple[range, int]]:
+        """Adjacent replicas with the same bounds and data in this batch, and its size."""
         if batch not in self._runs:
             kinds = [
                 (*replica.bounds[batch], id(replica.data)) if batch < replica.batches else None
                 for replica in self._replicas
             ]
             grouped = groupby(range(len(kinds)), kinds.__getitem__)
-            runs = [list(run) for kind, run in grouped if kind is not None]
-            self._runs[batch] = [range(run[0], run[-1] + 1) for run in runs]
+            runs = [(list(run), kind[1] - kind[0]) for kind, run in grouped if kind is not None]
+            self._runs[batch] = [(range(run[0], run[-1] + 1), size) for run, size in runs]
         return self._runs[batch]
 
-    def _gathered(self, run: range, epoch: int, batch: int) -> ReplicaBatches:
+    def _alike_from(self, batch: int) -> int:
+        """Number of batches, from this one on, to gather at once: equal in form, and small."""
+        longest = max(replica.batches for replica in self._replicas)
+        count = 1
+        while (
+            count < self._at_once
+            and batch + count < longest
+            and self._alike(batch + count) == self._alike(batch)
+        ):
+            count += 1
+        return count
+
+    def _gathered(
+        self, run: range, epoch: int, batch: int, count: int
+    ) -> Iterator[ReplicaBatches]:
+        """Yield `count` batches of consecutive replicas, from `batch` on."""
         first, part = self._replicas[run.start], slice(run.start, run.stop)
+        (low, high), (_, end) = first.bounds[batch], first.bounds[batch + count - 1]
         if first.device.type != "cpu":
             ordered = [replica.ordered for replica in self._replicas[part]]
-            gathered = first.data.train_in_order(ordered, *first.bounds[batch])
-            return ReplicaBatches(run, *gathered)
-        orders = self._orders[part, slice(*first.bounds[batch])]
-        return ReplicaBatches(run, *first.data.train_together(orders, self._seeds[part], epoch))
+            yield ReplicaBatches(run, *first.data.train_in_order(ordered, low, high))
+            return
+        # Rows by batch, then by replica: each batch lies in one piece.
+        orders = self._orders[part, low:end].unflatten(1, (count, high - low)).transpose(0, 1)
+        inputs, targets = first.data.train_together(
+            orders.flatten(0, 1), self._seeds[part] * count, epoch
+        )
+        if count == 1 and first.data.in_memory:
+            size = sum(item.nbytes for item in tensors_in(inputs))
+            self._at_once = max(1, CHUNK_BYTES // max(1, size))
+        for place in range(count):
+            rows = slice(place * len(run), (place + 1) * len(run))
+            yield ReplicaBatches(run, mapped(itemgetter(rows), inputs), targets[rows])
 
 
 def train(

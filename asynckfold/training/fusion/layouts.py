@@ -117,6 +117,7 @@ class Stack:
 
     def __init__(self, slots: Mapping[str, Slot], tensors: Mapping[str, torch.Tensor]) -> None:
         self.slots, self.tensors = dict(slots), dict(tensors)
+        self._parameters = {k: t for k, t in tensors.items() if isinstance(t, nn.Parameter)}
 
     @classmethod
     def of(cls, models: Sequence[nn.Module], slots: Mapping[str, Slot]) -> Stack:
@@ -148,7 +149,7 @@ class Stack:
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters by name, (R, ...) each."""
-        return {k: t for k, t in self.tensors.items() if isinstance(t, nn.Parameter)}
+        return self._parameters
 
     def plain(self, name: str, stacked: torch.Tensor, replica: int) -> torch.Tensor:
         """Return one replica's part of a tensor in the order of a slot, in plain order."""

@@ -102,7 +102,12 @@ class StackedOptimizer:
         groups = _settings(fused, optimizers, replicas.start)
         self._names: list[str] = [name for group in groups for name in group["params"]]
         parameters = fused.part(replicas).parameters()
-        self._parameters = [parameters[name] for name in self._names]
+        whole, part = fused.parameters(), slice(replicas.start, replicas.stop)
+        self._parts = [
+            (parameters[name], whole[name], part)
+            for name in self._names
+            if parameters[name] is not whole[name]
+        ]
         self.optimizer = copy.copy(optimizers[replicas.start])
         self.optimizer.state = defaultdict(dict)
         self.optimizer.param_groups = [
@@ -151,12 +156,8 @@ class StackedOptimizer:
 
     def step(self, *, capturing: bool = False) -> None:
         """Take one step with the gradients of the fused parameters."""
-        whole = self._fused.parameters()
-        part = slice(self.replicas.start, self.replicas.stop)
-        for name, parameter in zip(self._names, self._parameters, strict=True):
-            gradient = whole[name].grad
-            if parameter is not whole[name]:
-                parameter.grad = None if gradient is None else gradient[part]
+        for parameter, whole, part in self._parts:
+            parameter.grad = None if whole.grad is None else whole.grad[part]
         if not self._rates:
             self.optimizer.step()
             return
