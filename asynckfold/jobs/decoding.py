@@ -98,7 +98,13 @@ def _unknown(raw: Any, known: Any) -> str:
     if isinstance(raw, dict):
         if lost := [key for key in raw if key not in known]:
             return str(lost[0])
-        raw, known = raw.values(), [known[key] for key in raw]
-    pairs = zip(raw, known, strict=False)
-    inner = (_unknown(*pair) for pair in pairs if isinstance(pair[0], (dict, list)))
-    return next(filter(None, inner), "")
+        pairs = [(item, known[key]) for key, item in raw.items() if type(item) in _NESTED]
+    else:
+        pairs = [pair for pair in zip(raw, known, strict=False) if type(pair[0]) in _NESTED]
+    for item, taken in pairs:
+        if item and (name := _unknown(item, taken)):
+            return name
+    return ""
+
+
+_NESTED = (dict, list)

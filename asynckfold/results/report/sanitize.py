@@ -28,10 +28,15 @@ def clean(value: object, limit: int = LIMIT) -> str:
     'xxxx… (5 more)'
     """
     text = plain(str(value))
-    # `Path.home` takes ten times as long.
-    if "/" in text and len(home := os.path.expanduser("~")) > 1 and home in text:  # noqa: PTH111
+    if "/" in text and len(home := _home()) > 1 and home in text:
         text = re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more)"
+
+
+@cache
+def _home() -> str:
+    # The report of a thousand candidates asks half a million times.
+    return os.path.expanduser("~")  # noqa: PTH111
 
 
 def plain_data(value: Any, text: Callable[[object], str] = str) -> Any:

@@ -118,7 +118,8 @@ def _rows(pairs: Pairs) -> list[dict[str, Any]]:
         if column.dtype == np.float64:
             columns[name][~np.isfinite(column)] = None
     for side in ("first", "second"):
-        columns[side] = np.array(list(map(clean, columns[side])), dtype=object)
+        names = {name: clean(name) for name in dict.fromkeys(columns[side])}
+        columns[side] = np.array([names[name] for name in columns[side]], dtype=object)
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
