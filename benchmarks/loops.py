@@ -155,6 +155,7 @@ class Exercise:
     folds: list[tuple[Indices, Indices]]
     epochs: int
     schedules: tuple[str, ...] = ("constant",)
+    precision: str = "fp32"
 
     @property
     def jobs(self) -> list[tuple[str, int]]:
@@ -206,8 +207,18 @@ class Exercise:
 
     def results(self, dataset: Any, **settings: Any) -> CVResults:
         """Train all jobs by asynckfold."""
-        models, params = {"model": self.model}, {"epochs": self.epochs}
-        return sweep(self.folds, dataset, models, list(self.schedules), params, **settings)
+        return sweep(self.folds, dataset, *self._arguments, **settings)
+
+    def predicted_seconds(self, dataset: Any, **settings: Any) -> float:
+        """Return what asynckfold predicts for all jobs, with workers that have started."""
+        kfold = AsyncKFold(self.folds, dataset, "none", nn.CrossEntropyLoss(), BATCH, **settings)
+        models, schedules, params = self._arguments
+        return kfold.forecast(models, schedules, adam, params).simulation.makespan
+
+    @property
+    def _arguments(self) -> tuple[Any, Any, Any]:
+        params = {"epochs": self.epochs, "precision": self.precision}
+        return {"model": self.model}, list(self.schedules), params
 
     def asynckfold(self, dataset: Any, **settings: Any) -> Outcome:
         """Train all jobs by asynckfold: the whole call, from its arguments to its page."""

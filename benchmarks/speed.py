@@ -9,13 +9,12 @@
                         unfused, and over arrays in memory
     asynckfold, cold    the first call of a process, which starts the workers
 
-Each work runs twice: 5 folds, and 5 folds × 4 LR schedules; with --quick only the former. With
---device cuda, the loader's loop is one over samples on the GPU.
+Each work runs twice: 5 folds, and 5 folds × 4 LR schedules; with --quick only the former. On a GPU:
+see gpu.py.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -72,21 +71,10 @@ def samples_of(work: Work, data: Path | None) -> tuple[Dataset[Any], Tensor, Ten
     return dataset, *next(iter(DataLoader(dataset, len(dataset))))
 
 
-def cold_call(exercise: loops.Exercise, dataset: Dataset[Any], device: str) -> loops.Outcome:
+def cold_call(exercise: loops.Exercise, dataset: Dataset[Any]) -> loops.Outcome:
     """Time the first call of a process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(exercise.asynckfold, dataset, devices=device).result()
-
-
-def loop_on_gpu(exercise: loops.Exercise, inputs: Tensor, targets: Tensor) -> loops.Outcome:
-    """Train one job after another on the GPU."""
-    started = time.perf_counter()
-    with torch.device("cuda"):  # also for the model and the draws
-        outcome = exercise.one_by_one(
-            loops.from_memory(inputs.cuda(), targets.cuda()), 1, loops.fast_adam
-        )
-        torch.cuda.synchronize()
-    return loops.Outcome(time.perf_counter() - started, outcome.accuracy)
+        return pool.submit(exercise.asynckfold, dataset, devices="cpu").result()
 
 
 def add_rows(
@@ -94,7 +82,7 @@ def add_rows(
 ) -> None:
     """Add a row for each way."""
     seconds = {way: median(item.seconds for item in turns) for way, turns in outcomes.items()}
-    serial = min(value for way, value in seconds.items() if way.startswith(("serial", "loop")))
+    serial = min(value for way, value in seconds.items() if way.startswith("serial"))
     peer = min((seconds[way] for way in loops.PEERS if way in seconds), default=None)
     for way, turns in outcomes.items():
         times, middle = [item.seconds for item in turns], seconds[way]
@@ -109,7 +97,7 @@ def add_rows(
 
 def main() -> None:
     """Time each work in each way, turn by turn."""
-    parsed = loops.arguments(__doc__, 3, "--data", "--peers", "--device")
+    parsed = loops.arguments(__doc__, 3, "--data", "--peers")
     works: Sequence[Work] = WORKS
     if parsed.quick:
         works = [work._replace(samples=work.samples // 6, counts=(1,)) for work in WORKS[:4]]
@@ -124,21 +112,15 @@ def main() -> None:
             exercise = loops.Exercise(
                 work.model, loops.folds_of(targets), work.epochs, SCHEDULES[:count]
             )
-            ways: dict[str, Callable[[], loops.Outcome]] = (
-                {"loop": partial(loop_on_gpu, exercise, inputs, targets)}
-                if parsed.device == "cuda"
-                else exercise.serial_ways(dataset, inputs, targets)
-            )
+            ways = exercise.serial_ways(dataset, inputs, targets)
             for peer in loops.PEERS if parsed.peers else ():
                 ways[peer] = partial(loops.by_peer, peer, exercise, inputs, targets)
-            ours = partial(exercise.asynckfold, devices=parsed.device)
+            ours = partial(exercise.asynckfold, devices="cpu")
             ways["asynckfold, unfused"] = partial(ours, dataset, fuse=False)
             ways["asynckfold, arrays"] = partial(ours, (inputs, targets))
             ways["asynckfold"] = partial(ours, dataset)
-            cold = cold_call(exercise, dataset, parsed.device)
-            outcomes = loops.in_turns(
-                ways, parsed.turns, starting=("loop", *loops.PEERS, "asynckfold")
-            )
+            cold = cold_call(exercise, dataset)
+            outcomes = loops.in_turns(ways, parsed.turns, starting=(*loops.PEERS, "asynckfold"))
             outcomes["asynckfold, cold"] = [cold]
             add_rows(table, work.name, len(exercise.jobs), outcomes)
     table.print(

@@ -101,10 +101,7 @@ def _unknown(raw: Any, known: Any) -> str:
         pairs = [(item, known[key]) for key, item in raw.items() if type(item) in _NESTED]
     else:
         pairs = [pair for pair in zip(raw, known, strict=False) if type(pair[0]) in _NESTED]
-    for item, taken in pairs:
-        if item and (name := _unknown(item, taken)):
-            return name
-    return ""
+    return next(filter(None, (_unknown(*pair) for pair in pairs if pair[0])), "")
 
 
 _NESTED = (dict, list)

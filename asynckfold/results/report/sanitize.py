@@ -35,7 +35,6 @@ def clean(value: object, limit: int = LIMIT) -> str:
 
 @cache
 def _home() -> str:
-    # The report of a thousand candidates asks half a million times.
     return os.path.expanduser("~")  # noqa: PTH111
 
 

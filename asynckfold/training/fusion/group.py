@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import Any
 
@@ -410,19 +410,13 @@ class GroupBatches:
 
     def _alike_from(self, batch: int) -> int:
         """Number of batches, from this one on, to gather at once: equal in form, and small."""
-        longest = max(replica.batches for replica in self._replicas)
-        count = 1
-        while (
-            count < self._at_once
-            and batch + count < longest
-            and self._alike(batch + count) == self._alike(batch)
-        ):
-            count += 1
-        return count
+        end = max(replica.batches for replica in self._replicas)
+        following = range(batch + 1, min(end, batch + self._at_once))
+        return 1 + sum(
+            1 for _ in takewhile(lambda item: self._alike(item) == self._alike(batch), following)
+        )
 
-    def _gathered(
-        self, run: range, epoch: int, batch: int, count: int
-    ) -> Iterator[ReplicaBatches]:
+    def _gathered(self, run: range, epoch: int, batch: int, count: int) -> Iterator[ReplicaBatches]:
         """Yield `count` batches of consecutive replicas, from `batch` on."""
         first, part = self._replicas[run.start], slice(run.start, run.stop)
         (low, high), (_, end) = first.bounds[batch], first.bounds[batch + count - 1]
@@ -431,10 +425,9 @@ class GroupBatches:
             yield ReplicaBatches(run, *first.data.train_in_order(ordered, low, high))
             return
         # Rows by batch, then by replica: each batch lies in one piece.
-        orders = self._orders[part, low:end].unflatten(1, (count, high - low)).transpose(0, 1)
-        inputs, targets = first.data.train_together(
-            orders.flatten(0, 1), self._seeds[part] * count, epoch
-        )
+        orders = self._orders[part, low:end].reshape(len(run), count, high - low).transpose(0, 1)
+        rows, seeds = orders.flatten(0, 1), self._seeds[part] * count
+        inputs, targets = first.data.train_together(rows, seeds, epoch)
         if count == 1 and first.data.in_memory:
             size = sum(item.nbytes for item in tensors_in(inputs))
             self._at_once = max(1, CHUNK_BYTES // max(1, size))
