@@ -32,7 +32,7 @@ def test_a_plan_for_three_nodes_is_continued_on_one_machine(root: Path, nodes: N
         nodes("add", name)
     whole = root.with_name("whole")
     printed = ended(sweep("decided", "ray", whole, nodes.address, **GIVEN))
-    assert printed.endswith(" 6\n")
+    assert printed.endswith(" 6")
     # Three nodes of one core, whatever this machine has.
     assert widths(whole) == [2, 2, 2]
     with RunStore.read(whole) as store:
