@@ -76,6 +76,8 @@ class Objective:
 
     def of(self, model: str) -> Objective:
         """Return the objective of one model."""
+        if not (self.apart or self.outputs):
+            return self
         single = self.of_models([model])
         return replace(single, scale=dict(self.apart).get(model, self.scale), apart=())
 

@@ -163,8 +163,8 @@ def _backward(
     fused: FusedModule, criterion: GroupCriterion, part: ReplicaBatches, precision: str
 ) -> torch.Tensor:
     losses = criterion(outputs_of(fused, part.inputs, precision), part.targets)
-    # No replica's loss depends on another's parameters: the gradients of the sum are theirs.
-    losses.sum().backward()  # type: ignore[no-untyped-call]
+    # No replica's loss depends on another's parameters: the gradients of their sum are theirs.
+    losses.backward(torch.ones_like(losses))  # type: ignore[no-untyped-call]
     return losses.detach()
 
 
