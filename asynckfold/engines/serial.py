@@ -7,7 +7,7 @@ results of worker processes are compared bit for bit.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,8 @@ def in_this_process(engine: SerialEngine) -> Iterator[SerialEngine]:
 class SerialEngine:
     """Runs each placement inside `submit`; preserves the caller's random state and threads.
 
-    The first signal lets a job save itself, the second interrupts it.
+    The first signal lets a job save itself, the second interrupts it. ``between`` is called after
+    each batch, and may take the events so far.
     """
 
     runs_in_submit = True
@@ -57,6 +58,11 @@ class SerialEngine:
         self._read_load = read_load
         self._tell = tell
         self._signals = signals or Interruption()
+        self.between: Callable[[], None] = lambda: None
+
+    def _stop(self) -> bool:
+        self.between()
+        return self._signals.stop_requested()
 
     def load(self, running: Sequence[Placement]) -> Load:
         """Return the machine's load."""
@@ -70,7 +76,7 @@ class SerialEngine:
         future: Future[Answer] = Future()
         future.set_running_or_notify_cancel()
         results: list[Any] = []
-        tell, stop = self._tell, self._signals.stop_requested
+        tell, stop = self._tell, self._stop
         try:
             with seeding.preserved(), self._signals.breakable():
                 for part in in_turn(placement, tasks, results, tell, stop):

@@ -94,6 +94,8 @@ class RunningJobs:
     def __init__(self, note_cores: Callable[[str, int, tuple[int, ...]], None]) -> None:
         self._note_cores = note_cores
         self._running: dict[Future[Answer], RunningPlacement] = {}
+        self.submitted: RunningPlacement | None = None
+        """The one that is being submitted; an engine may run it meanwhile."""
         self.reservations = Reservations()
 
     def __len__(self) -> int:
@@ -122,7 +124,8 @@ class RunningJobs:
 
     def holding(self, job_id: str) -> RunningPlacement | None:
         """Return the running placement of a job, if there is one."""
-        return next((it for it in self._running.values() if job_id in it.placement.jobs), None)
+        items = [*self._running.values(), *filter(None, [self.submitted])]
+        return next((item for item in items if job_id in item.placement.jobs), None)
 
     def move(self, running: RunningPlacement, cores: tuple[int, ...]) -> None:
         """Let a placement go on with these cores; without any, it pauses and keeps those it has."""

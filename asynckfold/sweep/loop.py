@@ -23,6 +23,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 
 from asynckfold.engines.engine import Answer, Engine
+from asynckfold.engines.serial import SerialEngine
 from asynckfold.errors import InterruptedRunError, StorageError
 from asynckfold.jobs.messages import (
     EpochEnd,
@@ -122,7 +123,9 @@ class Sweep:
         self._attempts = Attempts(store, self._pending, self._running, finish, observer)
         self._waiting = WaitReasons((), (), (), {})
         self._sampler = Sampler(store, "packed")
-        self._flushed = clock()
+        self._flushed = self._heard = clock()
+        if isinstance(engine, SerialEngine):
+            engine.between = self._hear_between
 
     def run(self) -> None:
         """Work until every job has a result.
@@ -164,9 +167,10 @@ class Sweep:
         self._attempts.acknowledge()
         for placement, tasks in starts:
             self._observer.placed(placement)
-            started = self._store.now()
+            item = self._running.submitted = RunningPlacement(placement, tasks, self._store.now())
             future = self._engine.submit(placement, tasks)
-            self._running.add(future, RunningPlacement(placement, tasks, started))
+            self._running.submitted = None
+            self._running.add(future, item)
             future.add_done_callback(self._inbox.put)
         self._hear(max(0.0, min(wait_s, self._pending.next_due() - self._clock())))
 
@@ -244,6 +248,12 @@ class Sweep:
                 item = self._next(left)
         if self._clock() - self._flushed > FLUSH_SECONDS:
             self._flush()
+
+    def _hear_between(self) -> None:
+        """Take the events of a job that runs in this process."""
+        if self._clock() - self._heard > TICK_SECONDS:
+            self._hear(0.0)
+            self._heard = self._clock()
 
     def _next(self, wait_s: float) -> RunEvent | Future[Answer]:
         """Wait for the next event; raise `queue.Empty` when the time is over."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.decomposition import PCA
 from torch import nn
 
@@ -109,6 +110,24 @@ def test_linear_algebra_has_the_threads_of_a_worker(root: Path) -> None:
     here, workers = call(root, "auto"), call(root.with_name("workers"), "process")
     assert processes(here) == {os.getpid()}
     assert here.fingerprint == workers.fingerprint
+
+
+def test_what_a_job_has_done_is_durable_while_it_goes_on(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FLUSH_SECONDS", "TICK_SECONDS"):
+        monkeypatch.setattr(f"asynckfold.sweep.loop.{name}", 0.0)
+    durable = set()
+
+    class Looking(Tiny):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            with RunStore.read(root) as store:
+                durable.add(len(store.epochs()))
+            return super().forward(inputs)
+
+    kfold = AsyncKFold(2, samples(), root, nn.CrossEntropyLoss(), 10, verbose=0, engine="serial")
+    kfold([Looking], ["constant"], adam, {"epochs": 2})
+    assert durable >= {0, 1, 2, 3}
 
 
 SCRIPT = """

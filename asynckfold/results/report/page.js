@@ -238,7 +238,7 @@
   // Only what scrolls is a stop for the keyboard.
   function scrollers() {
     all(".scroll").forEach((place) => {
-      const scrolls = place.scrollWidth > place.clientWidth;
+      const scrolls = place.scrollWidth > place.clientWidth || place.scrollHeight > place.clientHeight + 1;
       for (const [name, value] of [["tabindex", "0"], ["role", "region"], ["aria-label", `${place.firstElementChild.getAttribute("aria-label")}, scrollable`]]) {
         if (scrolls) place.setAttribute(name, value);
         else place.removeAttribute(name);

@@ -59,7 +59,7 @@ class Crashing(Loud):
 
 kfold = AsyncKFold(
     2, (X, (X[:, 0] > 0).long()), sys.argv[1], torch.nn.CrossEntropyLoss(), 20,
-    baseline=None, verbose=0, n_jobs=1, report=False,
+    baseline=None, verbose=0, n_jobs=1, report=False, engine="process",
 )
 model = {"Loud": Loud, "Crashing": Crashing}[sys.argv[2]]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
