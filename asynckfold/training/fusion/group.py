@@ -432,8 +432,8 @@ class GroupBatches:
             size = sum(item.nbytes for item in tensors_in(inputs))
             self._at_once = max(1, CHUNK_BYTES // max(1, size))
         for place in range(count):
-            rows = slice(place * len(run), (place + 1) * len(run))
-            yield ReplicaBatches(run, mapped(itemgetter(rows), inputs), targets[rows])
+            piece = slice(place * len(run), (place + 1) * len(run))
+            yield ReplicaBatches(run, mapped(itemgetter(piece), inputs), targets[piece])
 
 
 def train(
