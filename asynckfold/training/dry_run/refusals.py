@@ -87,7 +87,7 @@ def layer_of(model: nn.Module, inputs: Any, error: Exception) -> str:
     for traceback in _tracebacks(error):
         names = traceback.tb_frame.f_locals
         is_call = traceback.tb_frame.f_globals.get("__name__") == nn.Module.__module__
-        if is_call and {"self", "args", "kwargs"} <= names.keys():
+        if is_call and {"self", "args", "kwargs"} <= {*names}:
             layer, received = names["self"], (*names["args"], *names["kwargs"].values())
     path = next((path for path, item in model.named_modules() if item is layer), "")
     text = type(layer).__name__ if [*layer.children()] else " ".join(repr(layer).split())[:120]
