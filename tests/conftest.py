@@ -72,14 +72,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # How long an example takes says how busy the machine is; no test asserts a speed.
     settings.register_profile("asynckfold", deadline=None, max_examples=size.examples(100))
     settings.load_profile("asynckfold")
-    config.addinivalue_line("markers", "reports: calls leave a report behind, as for users")
-    config.addinivalue_line("markers", "chooses_process: small sweeps train here, as for users")
-    config.addinivalue_line(
-        "markers", "damages(reason): leaves runs whose accounts do not add up, on purpose"
-    )
-    config.addinivalue_line(
-        "markers", "crashes(reason): leaves runs as a kill left them, with temporary files"
-    )
 
 
 def is_worker(config: pytest.Config) -> bool:
@@ -100,6 +92,14 @@ def with_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     if request.node.get_closest_marker("chooses_process") is None:
         monkeypatch.setattr("asynckfold.api.process_choice.MOST_MODELS", 0)
         monkeypatch.setattr("asynckfold.planning.process_rule.MOST_SECONDS", 0.0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, Any, Any]:
+    """Look for examples in docstrings in the package only."""
+    collectors = yield
+    is_test = file_path.is_relative_to(Path(__file__).parent)
+    return [item for item in collectors if not (is_test and type(item).__name__ == "DoctestModule")]
 
 
 # What is left to the night

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import skops.io
 import torch
 from safetensors import safe_open
 from sklearn.compose import ColumnTransformer
@@ -252,9 +251,10 @@ def doubled(rows: Any) -> Any:
 
 
 def test_bytes_that_name_another_function_are_refused() -> None:
-    data = torch.frombuffer(
-        bytearray(skops.io.dumps(FunctionTransformer(doubled))), dtype=torch.uint8
-    )
+    # Its list of types takes seconds to make, in every process of the tests.
+    from skops.io import dumps
+
+    data = torch.frombuffer(bytearray(dumps(FunctionTransformer(doubled))), dtype=torch.uint8)
     with pytest.raises(TypeError, match="doubled"):
         unpacked_fit(data)
 

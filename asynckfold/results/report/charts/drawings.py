@@ -325,10 +325,14 @@ _METADATA: Mapping[str, Any] = {
 @style.applied
 def rendered(figure: Figure, kind: str = "png") -> bytes:
     """Return a figure as PNG, or as a vector: SVG, or PDF with embedded TrueType fonts."""
-    buffer = io.BytesIO()
+    buffer, layout = io.BytesIO(), figure.get_layout_engine()
     matplotlib.rcParams["pdf.fonttype"] = 42
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
+        if layout is not None:
+            # With an engine, `savefig` would draw all of it once more for the layout.
+            layout.execute(figure)
+            figure.set_layout_engine(None)
         figure.savefig(buffer, format=kind, metadata=_METADATA[kind])
     return buffer.getvalue()
 
