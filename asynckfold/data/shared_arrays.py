@@ -63,6 +63,8 @@ class SharedArray:
     With `fd`, an array in that file, which is only read.
     """
 
+    fd = -1  # if Ctrl-C comes before it is made
+
     def __init__(self, spec: ArraySpec, folder: Path | None = None, fd: int = -1) -> None:
         self.spec = spec
         self.fd = _nameless(max(1, spec.nbytes), folder) if fd < 0 else fd
