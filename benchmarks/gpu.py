@@ -26,28 +26,11 @@ import loops
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchvision.models import resnet18
 
 from asynckfold import get_scheduler
 from asynckfold.models import MLP
 
 SCHEDULES = ("cosine", "warm")
-
-
-def lenet() -> nn.Module:
-    """Return a LeNet with BatchNorm, for images of 28 pixels."""
-    return nn.Sequential(
-        *(nn.Conv2d(1, 6, 5, padding=2), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(6, 16, 5), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
-    )
-
-
-def resnet() -> nn.Module:
-    """Return a ResNet18 for images of 32 pixels."""
-    model: nn.Module = resnet18(num_classes=10)
-    model.conv1, model.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
-    return model
 
 
 class Work(NamedTuple):
@@ -62,12 +45,12 @@ class Work(NamedTuple):
     precision: str = "fp32"
 
 
-WORKS = (
-    Work("LeNet, MNIST, 450 steps", lenet, "mnist", 6_000, 3),
-    Work("LeNet, MNIST, 2,250 steps", lenet, "mnist", 6_000, 15),
+WORKS: tuple[Work, ...] = (
+    Work("LeNet, MNIST, 450 steps", loops.lenet, "mnist", 6_000, 3),
+    Work("LeNet, MNIST, 2,250 steps", loops.lenet, "mnist", 6_000, 15),
     Work("MLP 784-128-10, MNIST, 450 steps", MLP, "mnist", 6_000, 3),
-    Work("ResNet18, CIFAR-10, 40 steps", resnet, "cifar10", 2_560, 1, 2),
-    Work("ResNet18, CIFAR-10, 40 steps, bf16", resnet, "cifar10", 2_560, 1, 2, "bf16"),
+    Work("ResNet18, CIFAR-10, 40 steps", loops.resnet, "cifar10", 2_560, 1, 2),
+    Work("ResNet18, CIFAR-10, 40 steps, bf16", loops.resnet, "cifar10", 2_560, 1, 2, "bf16"),
 )
 
 
@@ -145,11 +128,15 @@ def by_asynckfold(work: Work, data: Path | None, device: str) -> Calls:
 def main() -> None:
     """Time each work, turn by turn, each way in a new process."""
     parsed = loops.arguments(__doc__, 3, "--data", "--device")
-    works = (
-        [WORKS[2]._replace(name="MLP 784-128-10, MNIST", samples=1_200, epochs=1)]
-        if parsed.quick
-        else [*WORKS]
-    )
+    works = WORKS
+    if parsed.quick:
+        chosen = WORKS[2], WORKS[2]._replace(precision="bf16"), WORKS[0]
+        works = tuple(
+            work._replace(
+                name=f"{work.name.partition(',')[0]}, {work.precision}", samples=600, epochs=1
+            )
+            for work in chosen
+        )
     table = loops.Table(
         "A sweep on a GPU" if parsed.device == "cuda" else "A sweep on cores",
         "work | jobs | loop | first call | second call | loop / first | loop / second | "

@@ -31,6 +31,7 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from torch import Tensor, nn, optim
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision import datasets, transforms
+from torchvision.models import resnet18
 
 from asynckfold import AsyncKFold, CVResults, get_scheduler
 from asynckfold.models import MLP, VGG
@@ -43,6 +44,22 @@ Batches = Callable[[Indices, int, bool], Iterable[tuple[Tensor, Tensor]]]
 
 
 digits_mlp, small_vgg = partial(MLP, 64), partial(VGG, width=0.25)
+
+
+def lenet() -> nn.Module:
+    """Return a LeNet with BatchNorm, for images of 28 pixels."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 5, padding=2), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+    )
+
+
+def resnet() -> nn.Module:
+    """Return a ResNet18 for images of 32 pixels."""
+    model: nn.Module = resnet18(num_classes=10)
+    model.conv1, model.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+    return model
 
 
 def adam(model: nn.Module) -> optim.Optimizer:

@@ -132,10 +132,7 @@ def test_what_a_job_has_done_is_durable_while_it_goes_on(
 
 SCRIPT = """
 import sys, torch
-from torch import nn
 from asynckfold import AsyncKFold
-from asynckfold.engines.server_process import ServerProcess
-from asynckfold.planning import process_rule
 from tests.toy import Tiny, adam, samples
 kfold = AsyncKFold(2, samples(), sys.argv[1], torch.nn.CrossEntropyLoss(), 10, verbose=0)
 kfold([Tiny], ["constant"], adam, {"epochs": 1})
