@@ -245,6 +245,9 @@ def dump(value: Any, file: Any) -> None:
                 return made, tuple(named)
             return super().reducer_override(obj)
 
+    # The script of a process that multiprocessing has spawned: no other process imports it by name.
+    if (spawned := sys.modules.get("__mp_main__")) is not None:
+        cloudpickle.register_pickle_by_value(spawned)
     Pickler(file).dump(value)
 
 

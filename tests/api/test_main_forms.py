@@ -43,7 +43,7 @@ def cross_validate(root):
                        verbose=0, baseline=None, n_jobs=2, report=False)
     results = kfold([Net], [lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2)],
                     lambda model: torch.optim.Adam(model.parameters(), 3e-2), {"epochs": 4})
-    assert "__main__" in Net.__module__, Net.__module__
+    assert Net.__module__ in ("__main__", "__mp_main__"), Net.__module__
     print("ACCURACY", results.best_score_)
     print("FINGERPRINT", results.fingerprint)
 """
@@ -81,6 +81,14 @@ async def main():
     cross_validate(ROOT)  # and in the loop's own thread, as a notebook does
 
 asyncio.run(main())
+"""
+
+SPAWNED = f"""{BODY}
+if __name__ == "__main__":
+    import multiprocessing
+    process = multiprocessing.get_context("spawn").Process(target=cross_validate, args=(ROOT,))
+    process.start()
+    process.join()
 """
 
 EXIT = f"{CALL}sys.exit(7)\n"
@@ -142,6 +150,7 @@ FORMS = {
     "python -": from_stdin,
     "python -c": from_argument,
     "in a thread": script(THREAD),
+    "in a process of multiprocessing": script(SPAWNED),
     "in an event loop": script(LOOP),
 }
 

@@ -7,6 +7,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -224,3 +225,15 @@ def test_a_traceback_of_what_was_sent_names_the_users_file_and_line() -> None:
         model()
     last = found.traceback[-1].frame.code.raw
     assert (last.co_filename, found.traceback[-1].lineno + 1) == ("/home/ann/net.py", 2)
+
+
+def test_what_a_process_of_multiprocessing_took_from_its_script_is_sent_by_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = ModuleType("__mp_main__")
+    exec("class Own:\n    number = 7", vars(script))
+    monkeypatch.setitem(sys.modules, "__mp_main__", script)
+    packed = pack(vars(script)["Own"])
+    cloudpickle.unregister_pickle_by_value(script)
+    monkeypatch.delitem(sys.modules, "__mp_main__")
+    assert pickle.loads(packed).number == 7
