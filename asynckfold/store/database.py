@@ -127,7 +127,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
 
 
 def check_schema(db: sqlite3.Connection, path: Path) -> None:
-    """Check that a file is a run of this format, with our tables and nothing else."""
+    """Check that a file is a whole run of this format, with our tables and nothing else."""
     there = {row[0] for row in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
     if not any(str(text).startswith("CREATE TABLE meta ") for text in there):
         raise StoreCorruptError(f"{path} is not a run of asynckfold")
@@ -139,6 +139,9 @@ def check_schema(db: sqlite3.Connection, path: Path) -> None:
         )
     if there != set(STATEMENTS.values()):
         raise StoreCorruptError(f"{path} is not a run of asynckfold: its tables differ")
+    (page,) = db.execute("PRAGMA main.page_size").fetchone()
+    if path.stat().st_size % page:  # SQLite reads zeros where the last page is cut
+        raise StoreCorruptError(f"{path} is damaged: it was cut in the middle of a page")
 
 
 def check_pages(db: sqlite3.Connection, path: Path, table: str | None = None) -> None:

@@ -125,6 +125,16 @@ def test_a_truncated_file_is_detected(finished: Path, root: Path) -> None:
         assert path.read_bytes() == data[:length], "a refused file is left as it was found"
 
 
+def test_a_file_that_lacks_zeros_only_is_detected(root: Path) -> None:
+    RunStore.hold(root).close()
+    path = root / "run.db"
+    assert path.read_bytes().endswith(b"\0\0")
+    os.truncate(path, path.stat().st_size - 1)
+    for opened in (RunStore.read, RunStore.hold):
+        with pytest.raises(StoreCorruptError, match="cut in the middle of a page"):
+            opened(root)
+
+
 def test_a_run_without_its_database_is_not_overwritten(finished: Path, root: Path) -> None:
     shutil.copytree(finished, root)
     (root / "run.db").unlink()
