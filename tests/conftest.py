@@ -105,7 +105,7 @@ def pytest_collect_file(file_path: Path) -> Generator[None, Any, Any]:
 # What is left to the night
 
 
-LONG = ("docs/test_pages", "faults/test_chaos", "engines/test_ray.py", "api/test_budget")
+LONG = ("docs/test_pages", "faults/test_signals", "faults/test_crashes", "api/test_budget")
 """Files with tests of more than ten seconds: first, so that no core waits for them at the end."""
 
 
@@ -161,6 +161,13 @@ def root(tmp_path: Path) -> Path:
 def close_workers() -> Callable[[], None]:
     """What ends the workers that wait for the next call."""
     return warm_pool.close_warm
+
+
+@pytest.fixture(scope="module")
+def no_worker_stays(close_workers: Callable[[], None]) -> Iterator[None]:
+    """What a module does to its workers is not met by the tests of the next one."""
+    yield
+    close_workers()
 
 
 @pytest.fixture

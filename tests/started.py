@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from asynckfold import AsyncKFoldError, RunStore
+
 
 class Started(Protocol):
     """A process of Python; ``returncode`` is known once it has ended."""
@@ -41,3 +43,21 @@ class Nursery(Protocol):
         ignored: Sequence[int] = (),
     ) -> Started:
         """Start what ``python WORDS`` would be; what it prints is appended to ``output``."""
+
+
+def finished(root: Path) -> int:
+    """Return how many results a run has so far."""
+    try:
+        with RunStore.read(root) as store:
+            return len(store.finished())
+    except AsyncKFoldError:
+        return 0  # there is no run yet
+
+
+def training(root: Path) -> bool:
+    """Whether a job of the run has ended an epoch."""
+    try:
+        with RunStore.read(root) as store:
+            return bool(store.epochs())
+    except AsyncKFoldError:
+        return False

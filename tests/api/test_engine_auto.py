@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -128,22 +126,3 @@ def test_what_a_job_has_done_is_durable_while_it_goes_on(
     kfold = AsyncKFold(2, samples(), root, nn.CrossEntropyLoss(), 10, verbose=0, engine="serial")
     kfold([Looking], ["constant"], adam, {"epochs": 2})
     assert durable >= {0, 1, 2, 3}
-
-
-SCRIPT = """
-import sys, torch
-from asynckfold import AsyncKFold
-from tests.toy import Tiny, adam, samples
-kfold = AsyncKFold(2, samples(), sys.argv[1], torch.nn.CrossEntropyLoss(), 10, verbose=0)
-kfold([Tiny], ["constant"], adam, {"epochs": 1})
-print("torch._dynamo" in sys.modules, "_dynamo" in vars(torch))
-torch.optim.SGD([torch.zeros(1)], 0.1)
-print(torch._dynamo.__file__.endswith("_dynamo/__init__.py"))
-"""
-
-
-def test_a_new_process_does_not_wait_for_torchs_compiler_and_keeps_its_own(root: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(root)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
-    assert ended.stderr == ""
-    assert ended.stdout.split() == ["False", "False", "True"]

@@ -17,7 +17,6 @@ from torch.utils.data import Dataset
 
 from asynckfold import (
     AsyncKFold,
-    AsyncKFoldError,
     CVResults,
     InputError,
     JobsFailedWarning,
@@ -28,7 +27,7 @@ from asynckfold import (
 )
 from asynckfold.cli import main
 from tests.api.test_fold_models import same
-from tests.started import Nursery
+from tests.started import Nursery, training
 from tests.toy import Failing, Tiny, adam, samples
 
 X, Y = samples()
@@ -240,7 +239,7 @@ def test_killed_in_the_middle_the_same_command_continues_it(
     run = warm.start(["-m", "asynckfold", *line, str(root)], tmp_path / "printed")
     place = root / "refit" / "Tiny" / "cosine"
     deadline = time.monotonic() + 200
-    while not _has_epochs(place):
+    while not training(place):
         assert time.monotonic() < deadline, run.printed()
         time.sleep(0.01)
     os.kill(run.pid, signal.SIGKILL)
@@ -261,11 +260,3 @@ def test_killed_in_the_middle_the_same_command_continues_it(
     assert "Tiny/cosine on all samples: done" in capsys.readouterr().out
     with RunStore.read(place) as store:
         assert [item.attempt for item in store.results().values()] == [2]
-
-
-def _has_epochs(root: Path) -> bool:
-    try:
-        with RunStore.read(root) as store:
-            return bool(store.epochs())
-    except AsyncKFoldError:
-        return False

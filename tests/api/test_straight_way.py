@@ -33,23 +33,41 @@ import sys
 
 import asynckfold, torch
 
-data = torch.randn(60, 4), torch.arange(60) % 3
-loss, settings = torch.nn.CrossEntropyLoss(), {"verbose": 0, "engine": "process"}
-kfold = asynckfold.AsyncKFold(2, data, sys.argv[1], loss, 8, **settings)
-sgd = lambda model: torch.optim.SGD(model.parameters(), 0.1)
-kfold({"linear": lambda: torch.nn.Linear(4, 3)}, ["constant"], sgd, {"epochs": 1})
+def call(engine, root):
+    data = torch.randn(60, 4), torch.arange(60) % 3
+    loss, settings = torch.nn.CrossEntropyLoss(), {"verbose": 0, "engine": engine}
+    kfold = asynckfold.AsyncKFold(2, data, root, loss, 8, **settings)
+    adam = lambda model: torch.optim.Adam(model.parameters(), 0.1)
+    kfold({"linear": lambda: torch.nn.Linear(4, 3)}, ["constant"], adam, {"epochs": 1})
+
+call("process", sys.argv[1])
 print(*(name for name in sys.modules if name.partition(".")[0] == "asynckfold"))
+call("serial", sys.argv[1] + "-here")
+print("torch._dynamo" in sys.modules, "_dynamo" in vars(torch))
+torch.optim.SGD([torch.zeros(1)], 0.1)
+print(torch._dynamo.__file__.endswith("_dynamo/__init__.py"))
 """
 
 
-@pytest.mark.timeout(300)
-def test_a_plain_call_imports_little(root: Path) -> None:
-    arguments = [sys.executable, "-c", SCRIPT, str(root)]
-    made = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=280)
-    assert made.returncode == 0, made.stderr
-    modules = made.stdout.split()
-    assert len(modules) <= MOST_MODULES, modules
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What a new process prints, line by line."""
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path_factory.mktemp("new") / "run")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout.splitlines()
+
+
+def test_a_plain_call_imports_little(printed: list[str]) -> None:
+    modules = printed[0].split()
+    assert 0 < len(modules) <= MOST_MODULES, modules
     assert not [name for name in modules if name.startswith(OPTIONAL)]
+
+
+def test_a_new_process_does_not_wait_for_torchs_compiler_and_keeps_its_own(
+    printed: list[str],
+) -> None:
+    assert printed[1:] == ["False False", "True"]
 
 
 class Followed(Tiny):

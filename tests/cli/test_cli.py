@@ -8,7 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,10 +67,7 @@ settings = {"n_splits": 3, "batch_size": 8, "baseline": None}
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_stays(close_workers: Callable[[], None]) -> Iterator[None]:
-    yield
-    close_workers()
+pytestmark = pytest.mark.usefixtures("no_worker_stays")
 
 
 @pytest.fixture

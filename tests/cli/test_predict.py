@@ -6,7 +6,6 @@ import csv
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,7 @@ from tests.toy import Tiny, adam, samples
 SHORT = "--folds 2 --epochs 2 --baseline none --no-report --quiet --n-jobs 1"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_stays(close_workers: Callable[[], None]) -> Iterator[None]:
-    yield
-    close_workers()
+pytestmark = pytest.mark.usefixtures("no_worker_stays")
 
 
 def table(path: Path, count: int = 60, seed: int = 0, **options: Any) -> Path:

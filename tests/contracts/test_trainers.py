@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from asynckfold import (
     RunStore,
 )
 from asynckfold.cli.status import state_of
-from asynckfold.engines.warm_pool import close_warm
 from tests import here
 from tests.leftovers import descendants, gone
 from tests.started import Nursery, Started
@@ -93,10 +92,7 @@ def run(root: Path, fuse: Any, **settings: Any) -> CVResults:
     return kfold(root, fuse, **settings)({"net": Net}, ["cosine", "step"], adam, {"epochs": 3})
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_stays() -> Iterator[None]:
-    yield
-    close_warm()
+pytestmark = pytest.mark.usefixtures("no_worker_stays")
 
 
 @pytest.fixture(params=WIDTHS)

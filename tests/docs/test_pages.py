@@ -14,24 +14,24 @@ import asynckfold
 from tests.docs.snippets import snippets
 
 ROOT = Path(__file__).parents[2]
-SHORT = {"README.md"}
-"""Pages that run at every change."""
-
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+def test_the_ten_lines_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (lines,) = (part for part in snippets(ROOT / "README.md") if part.language == "python")
+    lines.run({"__name__": "__main__"}, {})
+
+
+@pytest.mark.nightly
 @pytest.mark.crashes("the pages show what a kill leaves")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(
-            page,
-            id=str(page.relative_to(ROOT)),
-            marks=[] if page.name in SHORT else pytest.mark.nightly,
-        )
+        pytest.param(page, id=str(page.relative_to(ROOT)))
         for page in PAGES
-        if any(not found.not_run for found in snippets(page))
+        if any(not snippet.not_run for snippet in snippets(page))
     ],
 )
 def test_the_snippets_of_a_page(

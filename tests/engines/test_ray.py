@@ -96,6 +96,7 @@ def joined() -> Iterator[RayCluster]:
         yield made
 
 
+@pytest.mark.nightly
 def test_a_cluster_from_its_start_to_the_loss_of_its_head(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

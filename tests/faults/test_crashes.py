@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,13 @@ from torch import nn
 
 from asynckfold import AllJobsFailedError, AsyncKFold, CVResults, RunStore
 from asynckfold.api import call as steps
-from asynckfold.engines.warm_pool import close_warm
 from asynckfold.sweep.tasks import DryRun
 from tests.toy import Tiny, adam, samples
 
 X, Y = samples()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_stays() -> Iterator[None]:
-    yield
-    close_warm()
+pytestmark = pytest.mark.usefixtures("no_worker_stays")
 
 
 def segfault() -> None:

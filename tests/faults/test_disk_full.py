@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from asynckfold.cli import main
-from asynckfold.engines.warm_pool import close_warm
 
 HOME = Path(__file__).parents[2]
 
@@ -106,10 +104,7 @@ FILLINGS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_stays() -> Iterator[None]:
-    yield
-    close_warm()
+pytestmark = pytest.mark.usefixtures("no_worker_stays")
 
 
 def prepare(folder: Path, filling: Filling, capsys: pytest.CaptureFixture[str]) -> str:

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from asynckfold import AsyncKFoldError, RunStore
+from asynckfold import RunStore
 from asynckfold.cli.status import state_of
 from tests import here
 from tests.leftovers import descendants, gone, parent_of, until
-from tests.started import Nursery, Started
+from tests.started import Nursery, Started, finished
 
 Start = Callable[..., Started]
 
@@ -66,14 +66,6 @@ def start(warm: Nursery) -> Start:
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> str:
     return here.script(SCRIPT, tmp_path_factory.mktemp("golden") / "run")
-
-
-def finished(root: Path) -> int:
-    try:
-        with RunStore.read(root) as store:
-            return len(store.finished())
-    except AsyncKFoldError:
-        return 0  # there is no run yet
 
 
 def wait_for(root: Path, results: int) -> None:

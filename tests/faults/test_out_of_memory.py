@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, JobsFailedWarning, RunStore
-from asynckfold.engines.warm_pool import close_warm
 from asynckfold.system.limits import Host, oom_kills, was_short_of_memory
 from asynckfold.training.worker.execute import outcome_of
 from tests.toy import Tiny, adam, samples
@@ -22,10 +21,7 @@ X, Y = samples()
 HOME = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_stays() -> Iterator[None]:
-    yield
-    close_warm()
+pytestmark = pytest.mark.usefixtures("no_worker_stays")
 
 
 # What is raised

@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from asynckfold import AsyncKFold, AsyncKFoldError, InterruptedRunError, RunStore
+from asynckfold import AsyncKFold, InterruptedRunError, RunStore
 from asynckfold.cli.output import Output
 from asynckfold.cli.summary import partial_report
 from asynckfold.store.run_file import RunFile
@@ -35,7 +35,7 @@ from asynckfold.system.signals import listening
 from tests import here
 from tests.leftovers import descendants, gone, shared_memory, until
 from tests.size import NIGHTLY
-from tests.started import Nursery
+from tests.started import Nursery, finished, training
 from tests.toy import Tiny, adam, samples
 
 HOME = Path(__file__).parents[2]
@@ -210,22 +210,6 @@ def listens(pid: int) -> bool:
     status = (Path("/proc") / str(pid) / "status").read_text()
     caught = int(next(line for line in status.splitlines() if line.startswith("SigCgt"))[7:], 16)
     return bool(caught >> (signal.SIGHUP - 1) & 1)
-
-
-def finished(root: Path) -> int:
-    try:
-        with RunStore.read(root) as store:
-            return len(store.finished())
-    except AsyncKFoldError:
-        return 0  # there is no run yet
-
-
-def training(root: Path) -> bool:
-    try:
-        with RunStore.read(root) as store:
-            return bool(store.epochs())
-    except AsyncKFoldError:
-        return False
 
 
 def nothing_left(root: Path, family: set[int], memory: set[str]) -> None:

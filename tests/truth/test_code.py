@@ -434,6 +434,7 @@ with open(packed, "rb") as file:
 """
 
 
+@pytest.mark.nightly
 def test_another_process_finds_the_same(tmp_path: Path, before: Plan) -> None:
     """Run as a script, and sent by value; with another hash seed, from another folder."""
     folder, stored = tmp_path / "project", tmp_path / "stored"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,6 @@ from asynckfold.data.batches import Batches
 from asynckfold.data.duplicates import copies_note
 from asynckfold.data.prepare import prepare
 from asynckfold.data.transforms.random_numbers import seeded
-from asynckfold.engines.warm_pool import close_warm
 from asynckfold.jobs.folds import make_folds
 from asynckfold.training.preprocessing import fit_transform
 from tests.toy import Tiny, adam, samples
@@ -52,10 +50,7 @@ TRAIN, VALID = np.arange(40), np.arange(40, 60)
 FOLD = [(TRAIN, VALID)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_stays() -> Iterator[None]:
-    yield
-    close_warm()
+pytestmark = pytest.mark.usefixtures("no_worker_stays")
 
 
 def trained(
