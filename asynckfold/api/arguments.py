@@ -58,6 +58,9 @@ class MachineArguments:
         A list names GPUs by their numbers, and cores by "cpu": ``["cpu", 0]``. On both kinds, a
         rule decides which candidates run where; all folds of a candidate run on one kind, which is
         part of the plan. Jobs of several processes then run on cores.
+    jobs_per_gpu : int or "auto"
+        Number of jobs that share a GPU, fused ones aside. "auto" lets further jobs start there
+        while those that run leave it idle, by what their first steps measure. It changes no bit.
     reserve_cores : int
         Number of cores to leave free. The threads of the models are decided without them.
     max_memory : float, str or None
@@ -84,6 +87,7 @@ class MachineArguments:
     devices: Literal["auto", "cpu", "cuda"] | Sequence[int | Literal["cpu"]] = argument(
         "auto", group="machine", unit="GPU numbers"
     )
+    jobs_per_gpu: int | Literal["auto"] = argument("auto", group="machine", least=1)
     reserve_cores: int = argument(
         0, group="machine", least=0, remedy="Pass reserve_cores=1 to leave one core free."
     )

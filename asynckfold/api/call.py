@@ -181,6 +181,7 @@ def make_plan(call: Call) -> None:
         len(machine.gpus().gpus),
         min((gpu.total for gpu in machine.gpus().gpus), default=0),
         nodes=nodes,
+        jobs_per_gpu=None if isinstance(settings.jobs_per_gpu, str) else settings.jobs_per_gpu,
     )
     devices = choose_devices(work, allowed, before)
     work = replace(work, plan=draft.with_devices(devices.kinds))

@@ -29,9 +29,10 @@ from asynckfold.engines.ray_node import (
 )
 from asynckfold.errors import InputError, Problem, StorageError, refuse
 from asynckfold.jobs.digests.ownership import sent_by_value
-from asynckfold.jobs.placement import Load, NodeSize, Placement
+from asynckfold.jobs.placement import FULL_SHARE, Load, NodeSize, Placement
 from asynckfold.jobs.recipe import pack
 from asynckfold.jobs.reproducibility import NODES
+from asynckfold.planning.gpu_rule import MOST_SHARING
 
 if TYPE_CHECKING:
     from asynckfold.data.prepare import PreparedData
@@ -240,11 +241,12 @@ class RayCluster:
 
     def lease(self, node: Node, number: int, placement: Placement, expected: Any) -> Any:
         """Ask Ray for the resources of a placement on its node; return the task that holds them."""
-        share = 0.0 if placement.gpu is None else 1 / placement.jobs_per_gpu
+        is_shared = placement.gpu_share < FULL_SHARE
+        share = min(placement.gpu_share, 1 / MOST_SHARING) if is_shared else 1.0
         most = node.resources
         task = self._hold.options(
             num_cpus=min(len(placement.cores) or 1, most.get("CPU", 0.0)),
-            num_gpus=min(share, most.get("GPU", 0.0)),
+            num_gpus=0 if placement.gpu is None else min(share, most.get("GPU", 0.0)),
             memory=int(min(placement.memory, most.get("memory", 0))) or None,
             # In Ray's dashboard.
             name=placement.jobs[0] if placement.jobs else placement.command.value,

@@ -30,6 +30,15 @@ class Task:
     job: Job
     attempt: int = 1  # from 1; names the files it writes
     checkpoints: tuple[CheckpointRef, ...] = ()  # of earlier attempts, newest first
+    measures_gpu: bool = False  # whether it reports its `GpuShare`
+
+
+@dataclass(frozen=True)
+class GpuShare:
+    """What a job has measured in its first steps: the share of its time in which a GPU computes."""
+
+    job_id: str
+    share: float
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,7 @@ class Leftovers:
     numbers: bool = True  # their results may differ because of it
 
 
-RunEvent = JobStart | Progress | EpochEnd | NewCheckpoint | JobEnd | Note | Leftovers
+RunEvent = GpuShare | JobStart | Progress | EpochEnd | NewCheckpoint | JobEnd | Note | Leftovers
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,10 @@ from asynckfold.jobs.trainer_params import SEVERAL
 GPU_CONTEXT_BYTES = 1 << 29
 """GPU memory of a process besides its tensors: its context and the code of its kernels."""
 
+FULL_SHARE = 0.9
+"""Share of a GPU's time in use by jobs at which no further one starts there. A job that takes as
+much by itself has the GPU alone, with all its memory."""
+
 WORKER_BYTES = 64 << 20
 """Memory of a worker besides its jobs': 30 to 50 MiB unshared, for nets from a linear one to
 convolutions of 4 channels (torch 2.15 on Linux)."""
@@ -71,8 +75,8 @@ class Request:
     gpu: bool = False
     alone: bool = False  # nothing else may run meanwhile: it ran out of memory beside others
     gpu_memory: int = 0  # expected bytes
-    # limit on its GPU, itself included
-    jobs_per_gpu: int = 1
+    gpu_share: float = FULL_SHARE  # expected share of a GPU's time, see `FULL_SHARE`
+    measures_gpu: bool = False  # whether that is a guess, to be replaced
     jobs: tuple[str, ...] = ()  # of a group; empty: just `job_id`
     trainer: str = "plain"
 
@@ -105,7 +109,7 @@ class Placement:
     command: Command = Command.TRAIN
     alone: bool = False  # nothing else may run meanwhile
     gpu_memory: int = 0  # bytes reserved on the GPU
-    jobs_per_gpu: int = 1  # limit on the GPU, this one included
+    gpu_share: float = FULL_SHARE  # of the GPU's time, as expected or measured
     gpu_uuid: str = ""  # which GPU; empty: the one of that index
     node: str = ""  # where it runs, by name; empty: this machine
 
@@ -143,7 +147,7 @@ def fused(requests: Sequence[Request], left: Sequence[str]) -> Request:
         gpu_memory=_in_one_process(
             [request.gpu_memory for request in requests if request.gpu], GPU_CONTEXT_BYTES
         ),
-        jobs_per_gpu=1,
+        gpu_share=1.0,
         jobs=tuple(left),
         trainer="fused",
     )

@@ -1,4 +1,4 @@
-"""The kind of device of each candidate, then the threads of its jobs, and how many share a GPU.
+"""The kind of device of each candidate, the threads of its jobs, a guess how many share a GPU.
 
 ::
 
@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,8 +101,9 @@ def _seconds_on_cores(workload: Workload) -> dict[str, float]:
 
 
 def _seconds_on_gpus(workload: Workload) -> dict[str, float]:
-    """Return the GPU-seconds of each candidate."""
-    part = replace(workload, plan=replace(workload.plan, device="cuda", devices={}))
+    """Return the GPU-seconds of each candidate. A requested number changes no bit."""
+    plan = replace(workload.plan, device="cuda", devices={})
+    part = replace(workload, plan=plan, jobs_per_gpu=None)
     works, costs = workload.works(), {}
     for name in dict.fromkeys(job.model for job in workload.plan.jobs):
         cost = part.rule_cost(name)
@@ -119,13 +120,15 @@ def _jobs_per_gpu(workload: Workload, cost: Cost) -> int:
     if workload.plan.params.processes > 1:
         return 1
     cores = workload.all_cores // max(1, workload.all_gpus)
+    if workload.jobs_per_gpu is not None:
+        return max(1, min(workload.jobs_per_gpu, cores))
     return gpu_rule.jobs_per_gpu(cost, workload.gpu_memory, cores)
 
 
 def choose(
     workload: Workload, requested: int | None, before: Choice | None, other: Plan | None
 ) -> Choice:
-    """Choose the threads of each model, and how many of its jobs share a GPU.
+    """Choose the threads of each model, and guess how many of its jobs share a GPU.
 
     A job on a GPU has one thread, unless another number is requested. Where its model has more on
     cores, it is among `Choice.last_threads`.
@@ -162,8 +165,8 @@ def choose(
         last = {name: count for name, count in other.last_threads.items() if name in jobs}
     if requested is None:
         last = {**known.last_threads, **last}
-    sharing = {name: _jobs_per_gpu(workload, cost) for name, cost in costs["cuda"].items()}
-    per_gpu = {name: known.per_gpu.get(name, count) for name, count in sharing.items()}
+    per_gpu = {name: _jobs_per_gpu(workload, cost) for name, cost in costs["cuda"].items()}
+    changed = {name for name, count in per_gpu.items() if known.per_gpu.get(name) != count}
     why = dict(threads["cpu"].why)
     for name, count in per_gpu.items():
         text = f"{threads['cuda'].why[name]}; {count} {'job' if count == 1 else 'jobs'} on a GPU"
@@ -176,7 +179,7 @@ def choose(
     on_core = {**costs["cpu"], **_only(known.costs, costs["cpu"])}
     return Choice(
         counts,
-        {**why, **_only(known.why, why)},
+        {**why, **_only(known.why, {*why} - changed)},
         {**on_gpu, **on_core},
         known.cores,
         per_gpu=per_gpu,
@@ -187,7 +190,7 @@ def choose(
     )
 
 
-def _only(values: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+def _only(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in names}
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.placement import Gpu, Load, NodeSize, Placement, Request, units
+from asynckfold.jobs.placement import FULL_SHARE, Gpu, Load, NodeSize, Placement, Request, units
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning.fusion_groups import Grouping
 from asynckfold.planning.workload import Choice, TimeEstimate, Workload, requests
@@ -46,7 +46,7 @@ class Simulation:
     nodes: tuple[NodeSize, ...]  # where it ran
     spans: tuple[Span, ...]  # in the order of their starts
     # on the makespan of any schedule, in seconds: the longest job, core-seconds / cores, or
-    # GPU-seconds / GPUs, where one of n jobs that share a GPU counts with 1 / n
+    # GPU-seconds / GPUs, where one of the most jobs that may share a GPU, n, counts with 1 / n
     lower_bound: float
 
     @property
@@ -98,6 +98,8 @@ def simulate(requests: Sequence[Request], nodes: Sequence[NodeSize]) -> Simulati
     first, *peers = (
         _idle_load(name, node) for name, node in zip(names_of(nodes), nodes, strict=True)
     )
+    smallest = min((item.gpu_share for item in requests if item.gpu), default=1.0)
+    most = max(1, math.ceil(FULL_SHARE / smallest - 1e-9))
     load, running = replace(first, peers=tuple(peers)), Reservations()
     ends: list[tuple[float, int, Placement]] = []
     spans: list[Span] = []
@@ -112,7 +114,8 @@ def simulate(requests: Sequence[Request], nodes: Sequence[NodeSize]) -> Simulati
             cores, gpu = placement.cores, placement.gpu
             spans.append(Span(job, now, now + seconds, cores, gpu, placement.node))
             work["cores"].append(seconds * len(cores))
-            work["gpus"].append(0.0 if gpu is None else seconds / placement.jobs_per_gpu)
+            parts = most if placement.gpu_share < FULL_SHARE else 1
+            work["gpus"].append(0.0 if gpu is None else seconds / parts)
         now = ends[0][0]
         while ends and ends[0][0] <= now:
             running.remove(heapq.heappop(ends)[-1])

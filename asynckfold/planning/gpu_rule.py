@@ -6,16 +6,16 @@ A step of a small model keeps the CPU busy with launches and the GPU nearly idle
     GPU   ├─┤      ├─┤      ├─┤              seconds by number of products and operations
 
 So jobs are fused, which shares the launches; those that cannot be share a GPU until their kernels
-fill it. On one H100
-(torch 2.11, batches of 64, float32, Adam): a step of an MLP 1024-256-10 (5 products) took 1.07 ms,
-of which its kernels took 0.12 ms; LeNet with BatchNorm (15 products) 1.70 and 0.36 ms. Five loops
-of LeNet side by side were no slower than one. Fused steps of 10 jobs took 1.12 and 2.70 ms.
+fill it: by the rule, until the first of them measures it. On one H100 (torch 2.11, batches of 64,
+float32, Adam): a step of an MLP 1024-256-10 (5 products) took 1.07 ms, of which its kernels took
+0.12 ms; LeNet with BatchNorm (15 products) 1.70 and 0.36 ms. Five loops of LeNet side by side were
+no slower than one. Fused steps of 10 jobs took 1.12 and 2.70 ms.
 """
 
 from __future__ import annotations
 
 from asynckfold.jobs.cost import Cost
-from asynckfold.jobs.placement import GPU_CONTEXT_BYTES
+from asynckfold.jobs.placement import FULL_SHARE, GPU_CONTEXT_BYTES, Placement
 from asynckfold.planning.flop_model import POINTS
 
 HOST_SECONDS, PRODUCT_SECONDS = 0.75e-3, 63e-6
@@ -46,19 +46,9 @@ def gpu_cost(
 ) -> Cost:
     """Return the cost of a model on a GPU: launches or operations, whichever take longer.
 
-    Parameters
-    ----------
-    flops : int
-        Floating-point operations of a training step.
-    eval_ratio : float
-        Evaluation batch size / training batch size.
-    products : int, optional
-        Number of products in a training step.
-    memory : int
-        Bytes of parameters, gradients and optimizer state.
+    `flops` and `products` are those of a training step, `eval_ratio` is evaluation batch size /
+    training batch size, `memory` the bytes of parameters, gradients and optimizer state.
 
-    Examples
-    --------
     >>> [round(1000 * gpu_cost(flops, 1.0, 15).step_seconds[1], 2) for flops in (10**8, 10**11)]
     [1.69, 10.36]
     """
@@ -79,19 +69,11 @@ def gpu_cost(
 
 
 def jobs_per_gpu(cost: Cost, memory: int, cores: int) -> int:
-    """Return how many jobs of a model share a GPU.
+    """Return how many jobs of a model share a GPU, until one has measured what it takes.
 
-    Parameters
-    ----------
-    cost : Cost
-        Of a job on a GPU.
-    memory : int
-        Bytes of the smallest GPU; 0 if unknown, then one job has it.
-    cores : int
-        Cores for each GPU: every job needs one.
+    `memory` are the bytes of the smallest GPU; 0 if unknown, then one job has it. `cores` are those
+    for each GPU: every job needs one.
 
-    Examples
-    --------
     >>> lenet, vgg = gpu_cost(145_000_000, 1.0, 15), gpu_cost(58_000_000_000, 1.0, 27)
     >>> [jobs_per_gpu(lenet, 80 << 30, cores) for cores in (1, 16)]
     [1, 4]
@@ -140,18 +122,15 @@ def shared(cost: Cost, jobs: int) -> Cost:
     return cost.scaled(max(cost.step_seconds[1], jobs * cost.gpu_seconds))
 
 
-def memory_share(total: int, jobs: int) -> float:
-    """Return the largest share of a GPU's memory for the tensors of one of `jobs` jobs.
+def memory_share(total: int, placement: Placement) -> float:
+    """Return the largest share of a GPU's memory for the tensors of a job.
 
-    Their contexts are outside it. So a job that grows runs out of memory itself, instead of the
-    others. Jobs of different models on one GPU are at most as many as the smallest `jobs` of them:
-    together they never exceed it.
+    If others may share the GPU, it is what the job reserved, without its context. So a job that
+    grows runs out of memory itself, instead of the others.
 
-    Examples
-    --------
-    >>> memory_share(8 << 30, 1), memory_share(8 << 30, 4)
-    (1.0, 0.1875)
+    >>> memory_share(8 << 30, Placement(("a",), (0,), gpu_memory=2 << 30, gpu_share=0.2))
+    0.1875
     """
-    if jobs == 1 or total <= 0:
+    if placement.gpu_share >= FULL_SHARE or total <= 0:
         return 1.0
-    return max(0.0, 1 / jobs - GPU_CONTEXT_BYTES / total)
+    return min(1.0, max(0, placement.gpu_memory - GPU_CONTEXT_BYTES) / total)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from asynckfold.jobs.cost import Cost, Work, work_of
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Facts
-from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, WORKER_BYTES, NodeSize, Request
+from asynckfold.jobs.placement import FULL_SHARE, GPU_CONTEXT_BYTES, WORKER_BYTES, NodeSize, Request
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.planning import fusion_rule, gpu_rule
 from asynckfold.planning.flop_model import EXCHANGES, rule_cost
@@ -33,7 +33,7 @@ class Choice:
     costs: Mapping[str, Cost]  # by model: by the rule, scaled to the step of the dry run
     cores: int  # allotted, on all nodes together
     prediction: TimeEstimate = field(default_factory=TimeEstimate)  # of the whole sweep
-    per_gpu: Mapping[str, int] = field(default_factory=dict)  # jobs that share a GPU, by model
+    per_gpu: Mapping[str, int] = field(default_factory=dict)  # expected to share a GPU, by model
     # by job, for those that have others than their model: see `Plan.last_threads`
     last_threads: Mapping[str, int] = field(default_factory=dict)
     # of models that are trained on GPUs while others are on cores, to which `costs` apply then
@@ -60,6 +60,7 @@ class Workload:
     gpus: int = 0  # allotted, used by other processes or not
     gpu_memory: int = 0  # bytes of the smallest of them; 0 if unknown
     nodes: tuple[NodeSize, ...] = ()  # of a cluster; empty for one machine
+    jobs_per_gpu: int | None = None  # as requested; None: by the rule, then as measured
 
     @property
     def each(self) -> tuple[NodeSize, ...]:
@@ -169,7 +170,10 @@ def requests(
         threads = choice.last_threads.get(job.id, choice.threads[job.model])
         cores = threads * params.processes
         width = together.get(job.id, 1)
-        per_gpu = choice.per_gpu.get(job.model, 1) if gpu and width == 1 else 1
+        may_share = gpu and width == params.processes == 1 and workload.jobs_per_gpu != 1
+        per_gpu = choice.per_gpu.get(job.model, 1) if may_share else 1
+        # Beside others, a job gets no more memory than it reserves. Some is for drivers.
+        part = workload.gpu_memory * 9 // (10 * (workload.jobs_per_gpu or gpu_rule.MOST_SHARING))
         gain = gpu_rule.fused_gain(cost, width) if gpu else fusion_rule.gain(cost.flops, width)
         if gpu:
             cost = gpu_rule.shared(cost, per_gpu)
@@ -179,8 +183,9 @@ def requests(
             cores,
             cost.memory + WORKER_BYTES * params.processes,
             gpu,
-            gpu_memory=cost.gpu_memory + GPU_CONTEXT_BYTES if gpu else 0,
-            jobs_per_gpu=per_gpu,
+            gpu_memory=max(cost.gpu_memory + GPU_CONTEXT_BYTES, part * may_share) if gpu else 0,
+            gpu_share=FULL_SHARE / per_gpu,
+            measures_gpu=may_share and workload.jobs_per_gpu is None,
             trainer=params.trainer,
         )
     return made

@@ -26,10 +26,10 @@ NODE_BATCH_SECONDS = 1.0
 JOB_BATCHES_PER_CORE = 4
 """Batches of short jobs that are left for each core at least, so that all cores end together."""
 
-Shape = tuple[int, int, bool, int, bool, int, int, int]
+Shape = tuple[int, int, bool, bool, int, float]
 
 shape_of: Callable[[Request], Shape] = attrgetter(
-    "threads", "memory", "gpu", "alone", "gpu_memory", "jobs_per_gpu"
+    "threads", "memory", "gpu", "alone", "gpu_memory", "gpu_share"
 )
 """The resources of a request: two requests of one shape fit in the same places."""
 
@@ -244,8 +244,8 @@ def _is_single(request: Request) -> bool:
 def _can_follow(later: Request, first: Request) -> bool:
     """Whether the placement of the first is enough for the later request."""
     return (
-        (later.threads, later.gpu, later.alone, later.jobs_per_gpu)
-        == (first.threads, first.gpu, first.alone, first.jobs_per_gpu)
+        (later.threads, later.gpu, later.alone, later.gpu_share)
+        == (first.threads, first.gpu, first.alone, first.gpu_share)
         and later.memory <= first.memory
         and later.gpu_memory <= first.gpu_memory
     )

@@ -60,9 +60,9 @@ def place(
     nothing starts beside it there.
 
     GPU jobs come first, since a GPU must not wait for a core. A GPU job takes its cores and the GPU
-    with the fewest jobs of this run, then the least used, then the one with the most memory left; a
-    GPU that others keep busy is left alone. A GPU is shared by at most the smallest `jobs_per_gpu`
-    of its jobs.
+    with the least share of its time taken by this run, then the least used, then the one with the
+    most memory left; a GPU that others keep busy is left alone. A job starts beside others while
+    their shares add up to less than `FULL_SHARE`; one whose share is as large, on an empty GPU.
 
     Parameters
     ----------

@@ -7,31 +7,37 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import filterfalse, islice
 from typing import NamedTuple
 
-from asynckfold.jobs.placement import Gpu, Load, Placement, Request
+from asynckfold.jobs.placement import FULL_SHARE, Gpu, Load, Placement, Request
 
 
 class _OnGpu(NamedTuple):
-    """What jobs hold of a GPU: bytes, and the most jobs that each of them allows there."""
+    """What jobs hold of a GPU: bytes, and the share of its time that each of them takes."""
 
     memory: int = 0
-    allowed: tuple[int, ...] = ()
+    shares: tuple[float, ...] = ()
 
     def with_(self, item: Request | Placement) -> _OnGpu:
-        return _OnGpu(self.memory + item.gpu_memory, (*self.allowed, item.jobs_per_gpu))
+        return _OnGpu(self.memory + item.gpu_memory, (*self.shares, item.gpu_share))
 
     def without(self, item: Placement) -> _OnGpu:
-        at = self.allowed.index(item.jobs_per_gpu)
-        return _OnGpu(self.memory - item.gpu_memory, (*self.allowed[:at], *self.allowed[at + 1 :]))
+        at = self.shares.index(item.gpu_share)
+        return _OnGpu(self.memory - item.gpu_memory, (*self.shares[:at], *self.shares[at + 1 :]))
+
+    @property
+    def share(self) -> float:
+        return math.fsum(self.shares)
 
     @property
     def is_full(self) -> bool:
-        return len(self.allowed) >= min(self.allowed, default=1)
+        # n shares of 1/n may add up to a little less.
+        return self.share >= FULL_SHARE - 1e-9
 
 
 _EMPTY = _OnGpu()
@@ -206,13 +212,13 @@ class Capacity:
 
     def _fits_on(self, gpu: Gpu, request: Request) -> bool:
         on_gpu = self.on_gpu.get(gpu.index, _EMPTY)
-        most = min((request.jobs_per_gpu, *on_gpu.allowed))
-        return len(on_gpu.allowed) < most and request.gpu_memory <= usable(gpu) - on_gpu.memory
+        beside = not on_gpu.shares or request.gpu_share < FULL_SHARE
+        return beside and request.gpu_memory <= usable(gpu) - on_gpu.memory
 
-    def _crowd(self, gpu: Gpu) -> tuple[int, float, int, int]:
-        """Order GPUs by their number of jobs, by use, and by the memory that is left."""
+    def _crowd(self, gpu: Gpu) -> tuple[float, float, int, int]:
+        """Order GPUs by what jobs take of their time, by use, and by the memory that is left."""
         on_gpu = self.on_gpu.get(gpu.index, _EMPTY)
-        return len(on_gpu.allowed), *emptiest(gpu, on_gpu.memory)
+        return on_gpu.share, *emptiest(gpu, on_gpu.memory)
 
 
 class Cluster:
@@ -300,7 +306,7 @@ def placed(
         request.trainer,
         alone=request.alone,
         gpu_memory=request.gpu_memory,
-        jobs_per_gpu=request.jobs_per_gpu,
+        gpu_share=request.gpu_share,
         gpu_uuid="" if gpu is None else gpu.uuid,
         node=node,
     )

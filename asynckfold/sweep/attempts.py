@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
-from asynckfold.jobs.messages import JobStart, Note, RetryableFailure, RunEvent, Task
-from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.messages import GpuShare, JobStart, Note, RetryableFailure, RunEvent, Task
+from asynckfold.jobs.placement import FULL_SHARE, Load, Placement
 from asynckfold.jobs.result import FAILED, Result, job_by_id
 from asynckfold.jobs.trainer_params import SEVERAL
 from asynckfold.scheduling.reservations import Reservations
@@ -132,11 +132,21 @@ class RunningJobs:
         running.paused = not cores
         if not cores or cores == running.placement.cores:
             return
-        self.reservations.remove(running.placement)
-        running.placement = replace(running.placement, cores=cores)
-        self.reservations.add(running.placement)
+        self._change(running, cores=cores)
         for task in running.tasks:
             self._note_cores(task.job.id, task.attempt, cores)
+
+    def learn_gpu_share(self, job_ids: Collection[str], share: float) -> None:
+        """Expect a share of a GPU's time from those of some jobs that run beside others."""
+        for running in self._running.values():
+            is_shared = running.placement.gpu_share < FULL_SHARE
+            if is_shared and running.placement.jobs[0] in job_ids:
+                self._change(running, gpu_share=share)
+
+    def _change(self, running: RunningPlacement, **changes: Any) -> None:
+        self.reservations.remove(running.placement)
+        running.placement = replace(running.placement, **changes)
+        self.reservations.add(running.placement)
 
 
 class Attempts:
@@ -175,9 +185,9 @@ class Attempts:
                 waits[name],
                 placement.node,
             )
-            tasks.append(
-                Task(self._jobs[name], number, tuple(self._store.reader.checkpoints(name)))
-            )
+            checkpoints = tuple(self._store.reader.checkpoints(name))
+            measures = placement.gpu is not None and self._pending.measures_gpu(name)
+            tasks.append(Task(self._jobs[name], number, checkpoints, measures))
         return tasks
 
     def note_begun(self, event: JobStart) -> None:
@@ -187,6 +197,13 @@ class Attempts:
             item.begun.add(event.job_id)
             at = item.started if item.placement.is_job_batch else None
         self._store.started(event.job_id, event.attempt, event.pid, at)
+
+    def learn_gpu_share(self, event: GpuShare) -> None:
+        """Let jobs share a GPU by what one has measured, the first of its model."""
+        if job_ids := self._pending.learn_gpu(event.job_id, event.share):
+            self._running.learn_gpu_share(job_ids, event.share)
+            text = f"its steps keep a GPU busy for {event.share:.1%} of their time"
+            self._store.event("gpu_share", text, event.job_id)
 
     def note(self, event: Note) -> None:
         """Record an event and pass it on."""
@@ -261,7 +278,7 @@ class Attempts:
         )
         self._pending.finish(result.job_id)
         if complete.peak_gpu_memory:
-            self._pending.learn_gpu_memory(result.job_id, complete.peak_gpu_memory)
+            self._pending.learn_gpu(result.job_id, peak=complete.peak_gpu_memory)
         if self._store.record(complete):
             self._recorded.append(complete)
 

@@ -27,6 +27,7 @@ from asynckfold.engines.serial import SerialEngine
 from asynckfold.errors import InterruptedRunError, StorageError
 from asynckfold.jobs.messages import (
     EpochEnd,
+    GpuShare,
     JobEnd,
     JobStart,
     Leftovers,
@@ -276,6 +277,8 @@ class Sweep:
             return
         if isinstance(item, JobStart):
             self._attempts.note_begun(item)
+        elif isinstance(item, GpuShare):
+            self._attempts.learn_gpu_share(item)
         elif isinstance(item, EpochEnd):
             self._store.epoch(item.job_id, item.attempt, item.epoch)
         elif isinstance(item, NewCheckpoint):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from asynckfold.jobs.placement import (
+    FULL_SHARE,
     GPU_CONTEXT_BYTES,
     Load,
     Placement,
@@ -45,6 +46,7 @@ class PendingJobs:
     ) -> None:
         self._clock = clock
         self._one_at_a_time = one_at_a_time
+        self._shares: dict[str, float] = {}  # measured, of a GPU's time, by model
         self._requests = dict(requests)
         self._groups = {name: group for group in plan.groups for name in group}
         self._models = {job.id: job.model for job in plan.jobs}
@@ -105,28 +107,46 @@ class PendingJobs:
         """Keep a job, or its group, out of the backlog until its retry is due."""
         request = replace(self._requests[job_id], alone=retry.alone)
         if retry.alone_on_gpu:
-            request = replace(request, jobs_per_gpu=1)
+            request = replace(request, gpu_share=1.0)
         self._requests[job_id] = request
         now = self._clock()
         self._pauses[self._unit(job_id)] = now, now + retry.after_s, reason
 
-    def learn_gpu_memory(self, job_id: str, peak: int) -> None:
-        """Expect what a job took on a GPU at least from the waiting jobs of its model.
+    def measures_gpu(self, job_id: str) -> bool:
+        """Whether a job is to measure its share of a GPU's time: none of its model has yet."""
+        is_first = self._models[job_id] not in self._shares
+        return is_first and self._requests[job_id].measures_gpu and not self._one_at_a_time
 
-        `peak` are the bytes of its process; the jobs of a group have equal shares of them.
+    def learn_gpu(self, job_id: str, share: float | None = None, peak: int = 0) -> list[str]:
+        """Expect what a job took of a GPU from all jobs of its model, and return these.
+
+        Of a model the first `share` of its time counts; for others, no job is returned. `peak` are
+        the bytes of its process; the jobs of a group have equal parts of them.
         """
         model, changed = self._models[job_id], set()
+        if share is not None:
+            if not self.measures_gpu(job_id):
+                return []
+            self._shares[model] = share
         size = peak // self.group_size(job_id) + GPU_CONTEXT_BYTES
+        # A job that has its GPU alone may take all its memory. So the next ones share it only once
+        # that is known; one that ran out of it (1.0) never does.
+        least_alone = 1.0 if peak else FULL_SHARE
         # Also of finished jobs, which stay in their group.
-        for name in (name for name, other in self._models.items() if other == model):
+        names = [name for name, other in self._models.items() if other == model]
+        for name in names:
             request = self._requests[name]
-            if request.gpu and request.gpu_memory < size:
-                self._requests[name] = replace(request, gpu_memory=size)
+            memory, expected = max(request.gpu_memory, size), request.gpu_share
+            if expected < least_alone:
+                expected = self._shares.get(model, expected)
+            if request.gpu and (memory, expected) != (request.gpu_memory, request.gpu_share):
+                self._requests[name] = replace(request, gpu_memory=memory, gpu_share=expected)
                 changed.add(self._unit(name))
         for unit in sorted(changed):
             if unit in self._backlog:
                 self._backlog.remove(unit)
                 self._add(unit, *self._waits.start(unit, self._clock()))
+        return names
 
     def end_pauses(self) -> None:
         """Return the jobs whose retry is due to the backlog."""

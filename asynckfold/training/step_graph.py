@@ -27,8 +27,10 @@ from torch import Tensor, nn
 from asynckfold.data.device_copies import packed
 from asynckfold.training import model_state, seeding, torch_internals
 from asynckfold.training.calls import outputs_of
+from asynckfold.training.gpu_share import ShareMeter
 from asynckfold.training.gradients import fresh_gradient, needs_closure
-from asynckfold.training.training_run import Training
+from asynckfold.training.stopwatch import mark, seconds_between
+from asynckfold.training.training_run import Gradient, Training
 
 LEAST_STEPS = 30
 """Steps that a job must have left: a trial takes the time of about 10, and a replay a fifth of that
@@ -43,6 +45,9 @@ much again, and no reservation counts it."""
 
 WARM_UPS = 3
 """Steps before the capture, in which libraries choose kernels."""
+
+PROFILED_SECONDS = 20.0
+"""Seconds that a job must have left to be profiled: the start of a profiler takes about one."""
 
 
 class NotCapturable(Exception):  # noqa: N818
@@ -101,6 +106,28 @@ class CudaRecorder:
         if taken > self._share * torch.cuda.mem_get_info(self._device)[1]:
             raise NotCapturable(f"it would keep {taken >> 20} MiB of the GPU's memory")
         return result, graph.replay
+
+    def replay_seconds(self, replay: Callable[[], object]) -> float:
+        """Return the seconds that the GPU takes for a replay: jobs of others slow some down."""
+        marks = []
+        for _ in range(4):
+            # All but the first wait for the GPU: their launches are not timed.
+            replay()
+            marks.append(mark(self._device))
+        torch.cuda.synchronize(self._device)
+        return min(map(seconds_between, marks, marks[1:]))
+
+    def kernel_seconds(self, work: Callable[[], Tensor]) -> tuple[Tensor, float]:
+        """Do the work; return its result, and the seconds of its kernels, 0 if unknown."""
+        kinds = torch.profiler.supported_activities()  # type: ignore[no-untyped-call]
+        if torch.profiler.ProfilerActivity.CUDA not in kinds or torch_internals.is_profiled():
+            return work(), 0.0
+        words: dict[str, Any] = {"use_device": "cuda", "use_cpu": False, "use_kineto": True}
+        # torch.profiler would import the compiler.
+        with torch.autograd.profiler.profile(**words) as profiler:
+            result = work()
+        kernels = [item for item in profiler.key_averages() if item.device_type.name == "CUDA"]
+        return result, sum(item.self_device_time_total for item in kernels) / 1e6
 
     def _end_capture(self, pool: Any, generators: Sequence[torch.Generator]) -> None:
         """End what a failed capture leaves begun in older versions of torch.
@@ -194,13 +221,13 @@ def _first_gradient(
     recorder: CudaRecorder, training: Training, inputs: Any, targets: Tensor
 ) -> Tensor:
     if training.data.collation is not None or not isinstance(inputs, Tensor):
-        training.gradient = fresh_gradient
+        training.gradient = _eager(recorder, training)
         training.log.write("no CUDA graph: a batch has several inputs\n")
         return fresh_gradient(training, inputs, targets)
     low, high = training.bounds[0]
     if len(inputs) != high - low:
         return fresh_gradient(training, inputs, targets)
-    training.gradient = fresh_gradient
+    training.gradient = _eager(recorder, training)
     training.heartbeat.begin_long_phase()
     # What the user's code raises, it raises again in the eager step.
     try:
@@ -212,13 +239,20 @@ def _first_gradient(
     return training.gradient(training, inputs, targets)
 
 
+def _eager(recorder: CudaRecorder, training: Training) -> Gradient:
+    """Return the gradient without a graph, which measures what the GPU does where asked to."""
+    if not training.task.measures_gpu:
+        return fresh_gradient
+    return ShareMeter(fresh_gradient, recorder.kernel_seconds, PROFILED_SECONDS)
+
+
 def why_not(error: Exception) -> str:
     """Return the line of a log on a graph that was not made."""
     kind = "" if isinstance(error, NotCapturable) else f"{type(error).__name__}: "
     return f"no CUDA graph: {kind}{' '.join(str(error).split()):.200}\n"
 
 
-def _trial(recorder: CudaRecorder, training: Training, *example: Tensor) -> GradientGraph:
+def _trial(recorder: CudaRecorder, training: Training, *example: Tensor) -> Gradient:
     """Return a graph that has the numbers of the eager step."""
     model, generator = _whole(training), recorder.generator
     for obstacle in _obstacles(training, model, generator.device, *example):
@@ -237,7 +271,11 @@ def _trial(recorder: CudaRecorder, training: Training, *example: Tensor) -> Grad
         trial.compare(eager, graph, example)
         if model_state.frozen(model) != frozen:
             raise NotCapturable("a step replaces a tensor of the model")
-        return GradientGraph(model, graph)
+        gradient = GradientGraph(model, graph)
+        if not training.task.measures_gpu:
+            return gradient
+        seconds = recorder.replay_seconds(captured[1])
+        return ShareMeter(gradient, lambda work: (work(), seconds))
     finally:
         trial.restore()
         training.optimizer.zero_grad()
@@ -335,9 +373,8 @@ def _obstacles(
 ) -> Iterator[str]:
     """Yield why no graph is tried; at last run a copy of the model."""
     params, optimizer = training.params, training.optimizer
-    left = (params.epochs - training.epoch) * training.batches - training.batch
-    if left < LEAST_STEPS:
-        yield f"{left} steps are left, and a trial pays from {LEAST_STEPS}"
+    if training.steps_left < LEAST_STEPS:
+        yield f"{training.steps_left} steps are left, and a trial pays from {LEAST_STEPS}"
     if params.compile:
         yield "torch.compile makes the kernels"
     # Those of others may keep gradients from step to step, which a graph overwrites.

@@ -32,6 +32,9 @@ batched = _C._functorch._add_batch_dim
 unbatched = _C._functorch._remove_batch_dim
 allow_loops = _C._functorch._set_vmap_fallback_enabled
 
+# Whether a profiler is in use: there may be one at a time
+is_profiled: Callable[[], bool] = _C._autograd._profiler_enabled
+
 # Functions that models call: `weight_norm` of the older kind, and a check that never waits
 weight_norm = torch._weight_norm
 assert_async = torch._assert_async

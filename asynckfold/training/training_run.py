@@ -135,6 +135,11 @@ class Training:
         return len(self.bounds)
 
     @property
+    def steps_left(self) -> int:
+        """Batches to train on until the last epoch ends."""
+        return (self.params.epochs - self.epoch) * self.batches - self.batch
+
+    @property
     def ended(self) -> bool:
         """Whether all epochs are finished, or a callback stopped the training."""
         stopped = self.callbacks is not None and self.callbacks.state.stopped

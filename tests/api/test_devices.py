@@ -75,7 +75,7 @@ def test_small_models_train_on_cores_beside_large_ones_on_the_gpu(
     alone = sweep(root / "alone", n_jobs=1, parallelize=False, devices=["cpu", 0])
     assert alone.fingerprint == found.fingerprint
     # A candidate more follows; the others keep their kinds and their results.
-    more = sweep(root / "both", [Tiny, Wide, Again])
+    more = sweep(root / "both", [Tiny, Wide, Again], jobs_per_gpu=2)
     assert {name: more.results[name].started for name in found.results} == {
         name: result.started for name, result in found.results.items()
     }

@@ -36,6 +36,7 @@ def kfold(root: Path, **settings: Any) -> AsyncKFold:
         ({"min_free_memory": None}, "min_free_memory must be a share"),
         ({"min_free_memory": 1}, "min_free_memory must be less than the memory"),
         ({"min_free_memory": "900TiB"}, "which is 921600.00 GiB of"),
+        ({"jobs_per_gpu": 0}, "jobs_per_gpu must be a whole number of at least 1, or 'auto'"),
         ({"nice": 20}, "from 0 to 19: received 20"),
         ({"nice": "low"}, "from 0 to 19: received 'low'"),
         ({"max_wait": 0}, "max_wait must be a number of seconds above 0, or None: received 0"),

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 
 from asynckfold import TrainerParams
 from asynckfold.data.device_copies import Prefetcher
-from asynckfold.jobs.messages import Task
+from asynckfold.jobs.messages import GpuShare, Task
 from asynckfold.jobs.result import DONE
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, setup, step_graph, torch_settings
@@ -245,7 +247,24 @@ def a_job_leaves_no_memory_behind(root: Path) -> None:
         assert left < 100 << 20
 
 
+def shares_are_measured(root: Path) -> None:
+    """By replays and by kernels: less of a host that pauses after each step."""
+    step_graph.LEAST_STEPS, step_graph.PROFILED_SECONDS = 10, 0.0
+    for kind in (CudaRecorder, NoRecorder):
+        events: list[Any] = []
+        for seconds in (0.02, 0.0):
+            tiny = tiny_of(root / f"{kind.__name__} {seconds}")
+            with JobLog(tiny.root, tiny.jobs[0]) as log:
+                training = built(tiny, log)
+                training.task = replace(training.task, measures_gpu=True)
+                step_graph.prepare(training, kind(DEVICE))
+                loop.train_to_end(training, events.append, partial(time.sleep, seconds))
+        paused, busy = (item.share for item in events if isinstance(item, GpuShare))
+        assert 0 < 4 * paused < busy <= 1, (kind, paused, busy)
+
+
 CHECKS = (
+    shares_are_measured,
     graphs_have_the_bits_of_eager_steps,
     groups_have_the_bits_of_eager_steps,
     a_step_that_waits_stays_eager,

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, AsyncKFoldError, CVResults, RunStore
-from asynckfold.planning import gpu_rule
 from asynckfold.system.machine import Machine
 from tests.leftovers import descendants, gone
 from tests.toy import Tiny, adam, samples
@@ -104,22 +103,16 @@ def run(root: Path, models: Any = (Tiny,), epochs: int = 3, **words: Any) -> CVR
     return kfold(models, ["cosine"], adam, {"epochs": epochs})
 
 
-@pytest.fixture
-def _two_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_rule, "jobs_per_gpu", lambda cost, memory, cores: 2)
-
-
 class Slow(Tiny):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         time.sleep(0.01 if self.training else 0)
         return super().forward(inputs)
 
 
-@pytest.mark.usefixtures("_two_share_it")
 def test_two_jobs_share_it(root: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
-    assert run(root, [Slow], epochs=10).counts["done"] == 3
+    assert run(root, [Slow], epochs=10, jobs_per_gpu=2, fuse=False).counts["done"] == 3
     with RunStore.read(root) as store:
         attempts = sorted(store.attempts(), key=lambda item: item.started)
     assert {item.device for item in attempts} == {"cuda:0"}
@@ -137,12 +130,11 @@ class Greedy(Tiny):
         return super().forward(inputs)
 
 
-@pytest.mark.usefixtures("_two_share_it")
 def test_a_job_that_runs_out_of_its_memory_is_tried_again_alone(root: Path) -> None:
     gpu = Machine().gpus().gpus[0]
     if gpu.free < 0.8 * gpu.total:
         pytest.skip("others hold the GPU's memory")
-    results = run(root, [Greedy, Tiny])
+    results = run(root, [Greedy, Tiny], jobs_per_gpu=2, fuse=False)
     assert results.counts["done"] == 6
     with RunStore.read(root) as store:
         events, attempts = store.events(), store.attempts()

@@ -13,7 +13,7 @@ from asynckfold import TrainerParams
 from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, Gpu, Load, fused, units
 from asynckfold.jobs.plan import make_jobs
 from asynckfold.planning import gpu_rule
-from asynckfold.planning.choice import choose
+from asynckfold.planning.choice import KINDS, choose, choose_devices
 from asynckfold.planning.forecast import forecast
 from asynckfold.planning.fusion_groups import MOST_ON_A_GPU, group, grouped
 from asynckfold.planning.fusion_rule import Fuse, why_not_paying
@@ -35,6 +35,11 @@ def on_gpus(gpus: int = 1, cores: int = 16, memory: int = 80 * GIB, **models: in
     return replace(work, gpus=gpus, gpu_memory=memory, facts=facts)
 
 
+def idle(memory: int) -> Load:
+    cores = tuple(range(16))
+    return Load(cores, cores, 1 << 40, (Gpu(0, memory, memory),))
+
+
 @given(flops, st.integers(1, 400), st.integers(1, 64), st.integers(0, 80 * GIB))
 def test_jobs_share_a_gpu_only_where_they_slow_nobody_down_and_fit(
     operations: int, products: int, cores: int, memory: int
@@ -48,12 +53,19 @@ def test_jobs_share_a_gpu_only_where_they_slow_nobody_down_and_fit(
     assert jobs_per_gpu(cost, 0, cores) == 1
 
 
-@given(st.integers(1, 80 * GIB), st.lists(st.integers(1, 8), min_size=1, max_size=8))
-def test_jobs_on_one_gpu_never_have_more_than_its_memory(total: int, limits: list[int]) -> None:
-    together = limits[: min(limits)]
-    shares = [memory_share(total, limit) for limit in together]
-    contexts = len(together) * GPU_CONTEXT_BYTES / total if min(limits) > 1 else 0
-    assert sum(shares) <= max(1.0, 1.0 - contexts) + 1e-9
+@given(st.integers(2, 80), flops, flops, st.none() | st.integers(1, 16), st.integers(1, 9))
+def test_jobs_on_one_gpu_never_have_more_than_its_memory(
+    gib: int, small: int, large: int, most: int | None, parts: int
+) -> None:
+    total = gib * GIB
+    work = replace(on_gpus(memory=total, M=small, L=large), jobs_per_gpu=most)
+    made = requests(choose(work, None, None, None), work).values()
+    times = {True: 1 / parts, False: 1.0}
+    measured = [replace(item, gpu_share=item.gpu_share * times[item.measures_gpu]) for item in made]
+    there = place(measured, [], idle(total))
+    contexts = len(there) * GPU_CONTEXT_BYTES / total if len(there) > 1 else 0
+    assert 1 <= len(there) <= (most or gpu_rule.MOST_SHARING)
+    assert sum(memory_share(total, item) for item in there) + contexts <= 1.0 + 1e-9
 
 
 def test_small_models_share_a_gpu_and_large_ones_have_it_alone() -> None:
@@ -63,18 +75,25 @@ def test_small_models_share_a_gpu_and_large_ones_have_it_alone() -> None:
     assert choice.per_gpu == {"M": 4, "L": 1}
     assert choice.why["M"] == "1 thread: the work is done by a GPU; 4 jobs on a GPU"
     each = requests(choice, work)
-    assert {(item.job_id[0], item.jobs_per_gpu) for item in each.values()} == {("M", 4), ("L", 1)}
+    assert {(item.job_id[0], 0.9 / item.gpu_share) for item in each.values()} == {
+        ("M", 4),
+        ("L", 1),
+    }
     # As many as cores, and as fit.
     assert choose(on_gpus(cores=2, M=SMALL), None, None, None).per_gpu == {"M": 2}
     assert choose(on_gpus(memory=4 * GIB, M=SMALL), None, None, None).per_gpu == {"M": 2}
     assert choose(workload(10), None, None, None).per_gpu == {}
 
 
-def test_a_run_keeps_how_many_share_a_gpu() -> None:
-    first = choose(on_gpus(M=SMALL), None, None, None)
-    again = choose(on_gpus(cores=2, M=SMALL, A=SMALL), None, first, None)
-    assert again.per_gpu == {"M": 4, "A": 2}
-    assert choose(on_gpus(cores=2, M=SMALL), 1, first, None).per_gpu == {"M": 4}
+def test_a_fixed_number_of_jobs_on_a_gpu_is_kept_and_a_later_call_may_pass_another() -> None:
+    work = on_gpus(M=SMALL, L=100 * HUGE)
+    first, devices = choose(work, None, None, None), choose_devices(work, KINDS, None)
+    for count in (1, 3, 7, 10):
+        work = replace(work, jobs_per_gpu=count)
+        again = choose(work, None, first, None)
+        assert choose_devices(work, KINDS, None) == devices
+        assert replace(again, per_gpu={}, why={}) == replace(first, per_gpu={}, why={})
+        assert len(place(list(requests(again, work).values()), [], idle(80 * GIB))) == count
 
 
 LENET, RESNET18 = {"flops": 145_000_000, "products": 15}, {"flops": 58 * 10**9, "products": 63}
@@ -141,11 +160,11 @@ def test_ten_lenets_are_one_group_on_a_gpu_and_a_run_keeps_it() -> None:
 def test_a_group_reserves_the_memory_of_all_its_jobs_and_its_gpu_alone() -> None:
     work = on_gpus(M=SMALL)
     choice = choose(work, None, None, None)
-    each = requests(choice, work)
-    names = list(each)[:3]
+    names = list(requests(choice, work))[:3]
+    each = requests(choice, work, [names])
     made = fused([each[name] for name in names], names)
     assert made.gpu_memory == GPU_CONTEXT_BYTES + 3 * choice.costs["M"].gpu_memory
-    assert made.jobs_per_gpu == 1
+    assert made.gpu_share == 1.0
     load = Load((0, 1), (0, 1), 1 << 40, (Gpu(0, 8 * GIB, 8 * GIB),))
     (placed,) = place(list(units(each, [names]).values()), [], load)
     assert (placed.gpu, placed.gpu_memory, placed.jobs) == (0, made.gpu_memory, tuple(names))
@@ -160,7 +179,7 @@ def test_a_job_with_one_process_on_a_gpu_reserves_that_and_a_core_for_each() -> 
     choice = choose(work, None, None, None)
     assert (choice.threads, choice.per_gpu) == ({"M": 1}, {"M": 1})
     each = list(requests(choice, work).values())
-    assert {(item.threads, item.gpu, item.jobs_per_gpu) for item in each} == {(2, True, 1)}
+    assert {(item.threads, item.gpu, item.gpu_share) for item in each} == {(2, True, 0.9)}
     gpus = (Gpu(0, 8 * GIB, 8 * GIB), Gpu(1, 8 * GIB, 8 * GIB))
     load = Load(tuple(range(6)), tuple(range(6)), 1 << 40, gpus)
     assert [(item.cores, item.gpu) for item in place(each, [], load)] == [((0, 1), 0), ((2, 3), 1)]

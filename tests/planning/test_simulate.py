@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynckfold import InputError
-from asynckfold.jobs.placement import NodeSize, Request
+from asynckfold.jobs.placement import FULL_SHARE, NodeSize, Request
 from asynckfold.planning.forecast import simulate
 from tests.size import examples
 
@@ -29,7 +30,7 @@ def sweeps(draw: st.DrawFn) -> Sweep:
                 seconds=st.integers(0, 9).map(float),
                 threads=st.integers(1, 3),
                 gpu=st.booleans() if gpus else st.just(False),
-                jobs_per_gpu=st.integers(1, 3),
+                gpu_share=st.sampled_from([0.2, 0.3, 0.45, 0.9]),
             ),
             max_size=14,
             unique_by=lambda request: request.job_id,
@@ -53,15 +54,15 @@ def test_the_nodes_could_carry_it_out(sweep: Sweep) -> None:
         assert len(set(cores)) == len(cores)
         assert set(cores) <= set(range(sizes[name].cores))
         for gpu in {span.gpu for span in active} - {None}:
-            sharing = [by_id[span.job].jobs_per_gpu for span in active if span.gpu == gpu]
-            assert len(sharing) <= min(sharing)
+            shares = [by_id[span.job].gpu_share for span in active if span.gpu == gpu]
+            assert math.fsum(shares[:-1]) < FULL_SHARE
     assert simulation.makespan >= simulation.lower_bound - 1e-9
 
 
 def test_the_bound_counts_a_shared_gpu_by_its_shares() -> None:
-    jobs = [Request(name, 4.0, gpu=True, jobs_per_gpu=2) for name in "abcd"]
+    jobs = [Request(name, 4.0, gpu=True, gpu_share=0.45) for name in "abcd"]
     assert simulate(jobs, [NodeSize(4, 1)]).lower_bound == 8.0
-    alone = [replace(item, jobs_per_gpu=1) for item in jobs]
+    alone = [replace(item, gpu_share=0.9) for item in jobs]
     assert simulate(alone, [NodeSize(4, 1), NodeSize(4, 1)]).lower_bound == 8.0
 
 

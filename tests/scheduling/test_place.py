@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynckfold.jobs.placement import Gpu, Load, Placement, Request
+from asynckfold.jobs.placement import FULL_SHARE, Gpu, Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import place
 from asynckfold.scheduling.reservations import Reservations, may_hold
@@ -39,7 +40,7 @@ requests = st.builds(
     gpu=st.booleans(),
     alone=st.sampled_from([False] * 7 + [True]),
     gpu_memory=st.integers(0, 9),
-    jobs_per_gpu=st.integers(1, 3),
+    gpu_share=st.sampled_from([0.1, 0.3, 0.45, 0.8, 0.9, 1.0]),
 )
 queues = st.lists(requests, max_size=12, unique_by=lambda request: request.job_id)
 some = st.lists(requests, min_size=1, max_size=12, unique_by=lambda request: request.job_id)
@@ -117,7 +118,7 @@ def test_each_job_gets_what_it_requests_on_one_node_and_no_core_is_reserved_twic
             request = by_id[job]
             assert len(placement.cores) == min(request.threads, len(node.cores))
             assert placement.gpu in ([gpu.index for gpu in node.gpus] if request.gpu else [None])
-            for name in ("threads", "memory", "gpu_memory", "jobs_per_gpu", "alone"):
+            for name in ("threads", "memory", "gpu_memory", "gpu_share", "alone"):
                 assert getattr(placement, name) == getattr(request, name)
 
 
@@ -138,7 +139,9 @@ def test_the_rules_of_a_machine_hold_on_each_node(situation: Situation) -> None:
         assert set(cores_of(new)) <= set(node.idle)
         for gpu in node.gpus:
             there = [item for item in active if gpu.index == item.gpu]
-            assert len(there) <= min((item.jobs_per_gpu for item in there), default=1)
+            shares = [item.gpu_share for item in there]
+            assert math.fsum(shares[:-1]) < FULL_SHARE
+            assert len(shares) < 2 or max(shares) < FULL_SHARE
             if any(gpu.index == item.gpu for item in new):
                 assert sum(item.gpu_memory for item in there) <= gpu.free + gpu.own
 
@@ -259,9 +262,9 @@ def test_what_is_kept_between_calls_changes_no_decision(
 
 def test_what_own_jobs_hold_on_a_gpu_is_not_subtracted_twice() -> None:
     """The driver says that 3 of 9 bytes are free; 6 are those of the job that was promised 6."""
-    running = [Placement(("old",), (0,), gpu=0, gpu_memory=6, jobs_per_gpu=2)]
+    running = [Placement(("old",), (0,), gpu=0, gpu_memory=6, gpu_share=0.4)]
     told, untold = Gpu(0, 3, 9, own=6), Gpu(0, 3, 9)
-    pending = [Request("new", 1.0, gpu=True, gpu_memory=3, jobs_per_gpu=2)]
+    pending = [Request("new", 1.0, gpu=True, gpu_memory=3, gpu_share=0.4)]
     assert len(place(pending, running, Load((0, 1), (0, 1), 0, (told,)))) == 1
     assert place(pending, running, Load((0, 1), (0, 1), 0, (untold,))) == []
 

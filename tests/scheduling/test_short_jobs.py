@@ -31,7 +31,7 @@ requests = st.builds(
     threads=st.integers(1, 2),
     memory=st.integers(0, 3),
     alone=st.sampled_from([False, False, False, True]),
-    jobs_per_gpu=st.integers(1, 2),
+    gpu_share=st.sampled_from([0.45, 0.9]),
     trainer=st.sampled_from(["plain", "plain", "plain", "hogwild"]),
 )
 

@@ -18,6 +18,7 @@ from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import (
     CheckpointRef,
+    GpuShare,
     NewCheckpoint,
     RetryableFailure,
     RunEvent,
@@ -255,12 +256,12 @@ def test_a_gpu_out_of_memory_is_retried_alone_on_a_gpu_and_others_go_on(store: R
         return replace(done(task), peak_gpu_memory=3 * GIB)
 
     gpus = (Gpu(0, 20 * GIB, 20 * GIB), Gpu(1, 20 * GIB, 20 * GIB))
-    like = Request("", 1.0, gpu=True, gpu_memory=GIB, jobs_per_gpu=2)
+    like = Request("", 1.0, gpu=True, gpu_memory=GIB, gpu_share=0.45)
     made, engine, watch = sweep(store, full, like=like, gpus=gpus, cores=(0, 1, 2, 3))
     made.run()
     assert store.reader.counts()["done"] == 6
     again = [item for item in watch.placements if item.jobs == (greedy,)]
-    assert [(item.alone, item.jobs_per_gpu) for item in again] == [(False, 2), (False, 1)]
+    assert [(item.alone, item.gpu_share) for item in again] == [(False, 0.45), (False, 1.0)]
     (event,) = [item for item in store.reader.events() if item.kind == "oom_retry"]
     assert event.text.endswith("retried alone on a GPU")
     # What the first job of a model took is expected of the others.
@@ -269,6 +270,62 @@ def test_a_gpu_out_of_memory_is_retried_alone_on_a_gpu_and_others_go_on(store: R
     assert again[1].gpu_memory == expected
     (result,) = [item for item in watch.results if item.job_id == greedy]
     assert result.peak_gpu_memory == 3 * GIB
+
+
+class EndsNothing(FakeEngine):
+    def load(self, running: Sequence[Placement]) -> Load:
+        return Load(self.cores, self.cores, 1 << 40, self.gpus)
+
+
+def on_a_gpu(store: RunStore, **request: Any) -> tuple[Any, FakeEngine]:
+    """A step after some events, which returns what started so far; and its engine."""
+    inbox = queue.SimpleQueue[Any]()
+    peaks = (0, GIB, GIB)  # by fold
+    engine = EndsNothing(
+        lambda task: replace(done(task), peak_gpu_memory=peaks[task.job.fold]), inbox, (*range(8),)
+    )
+    engine.gpus = (Gpu(0, 80 * GIB, 80 * GIB),)
+    made, watch = driven(store, engine, Request("", 1.0, gpu=True, gpu_memory=GIB, **request))
+
+    def step(**shares: float) -> str:
+        for name, value in shares.items():
+            inbox.put(GpuShare(f"{name[0]}/cosine/fold-{name[1]}", value))
+        made.step(0.0)
+        made.step(0.0)
+        pairs = zip(watch.placements, engine.started, strict=True)
+        return ", ".join(
+            f"{task.job.model}{task.job.fold} {item.gpu_share}{' measures' * task.measures_gpu}"
+            for item, task in pairs
+        )
+
+    return step, engine
+
+
+def test_jobs_start_beside_others_while_these_leave_the_gpu_idle(store: RunStore) -> None:
+    step, _ = on_a_gpu(store, gpu_share=0.45, measures_gpu=True)
+    started = "A0 0.45 measures, A1 0.45 measures"
+    assert step() == started
+    # The first of a model counts, for what runs and what waits: 0.2, 0.3, 0.75.
+    started += ", A2 0.1, B0 0.45 measures, B1 0.45 measures"
+    assert step(A1=0.1, A0=0.8) == step(B0=0.95) == started
+    events = [item for item in store.reader.events() if item.kind == "gpu_share"]
+    assert [item.job_id for item in events] == ["A/cosine/fold-1", "B/cosine/fold-0"]
+    assert events[0].text == "its steps keep a GPU busy for 10.0% of their time"
+
+
+def test_a_job_that_has_its_gpu_alone_keeps_it_and_later_ones_share_it(store: RunStore) -> None:
+    """Its memory has no limit, and is not known before one ends."""
+    step, engine = on_a_gpu(store, gpu_share=0.9, measures_gpu=True)
+    assert step(A0=0.2) == "A0 0.9 measures"
+    engine.end(engine.waiting.pop())
+    assert step() == "A0 0.9 measures, A1 0.9"
+    engine.end(engine.waiting.pop())
+    assert step() == "A0 0.9 measures, A1 0.9, A2 0.2"
+
+
+def test_a_fixed_number_of_jobs_on_a_gpu_stays(store: RunStore) -> None:
+    step, _ = on_a_gpu(store, gpu_share=0.45)
+    assert step() == step(A0=0.1) == "A0 0.45, A1 0.45"
 
 
 def test_out_of_memory_alone_is_a_failure_with_its_peak(store: RunStore) -> None:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from asynckfold import Result, TrainerParams
-from asynckfold.jobs.messages import CheckpointRef, RunEvent, Task
+from asynckfold.jobs.messages import CheckpointRef, GpuShare, RunEvent, Task
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import loop, setup, step_graph
+from asynckfold.training import gpu_share, loop, setup, step_graph
 from asynckfold.training.job_log import JobLog
 from tests.training.tiny import CPU, Mlp, Tiny, always, checkpoints, never, sgd
 
@@ -78,6 +79,7 @@ class Replayer:
     generator: torch.Generator = field(default_factory=lambda: torch.default_generator)
     is_exact: bool = True
     registered: list[torch.Generator] = field(default_factory=list)
+    busy: float = 0.0
 
     def warm_up(self, work: Callable[[], object]) -> None:
         for _ in range(2):
@@ -110,6 +112,12 @@ class Replayer:
 
         return loss, replay
 
+    def replay_seconds(self, replay: Callable[[], object]) -> float:
+        return self.busy
+
+    def kernel_seconds(self, work: Callable[[], Tensor]) -> tuple[Tensor, float]:
+        return work(), self.busy
+
 
 @pytest.fixture(autouse=True)
 def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +139,8 @@ def trained(tiny: Tiny, recorder: Replayer | None) -> Result:
     return result
 
 
-def numbers(result: Result) -> Any:
+def numbers(result: Result | None) -> Any:
+    assert result is not None
     epochs = [replace(item, seconds=0.0) for item in result.epochs]
     assert result.outputs is not None
     return result.weights, epochs, result.outputs.tobytes()
@@ -316,3 +325,31 @@ def test_a_job_continues_with_and_without_a_graph(tmp_path: Path) -> None:
     assert numbers(result) == numbers(plain)
     assert attempt > 7
     assert recorder.replays > 0
+
+
+SHARES: list[tuple[float, str, float, list[float]]] = [
+    (0.001, "", 1e9, [0.25]),
+    (0.1, "", 1e9, [1.0]),
+    (0.003, "capture", 0.0, [0.75]),  # without a graph, by its kernels
+    (0.0, "capture", 0.0, []),  # none of which were seen
+    (0.003, "capture", 1e9, []),  # a profiler does not pay
+]
+
+
+def test_a_job_tells_once_how_busy_its_steps_keep_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With steps of 4 ms, one of which takes a minute; it changes no bit."""
+    plain = numbers(trained(tiny_at(tmp_path / "plain", params=TrainerParams(4)), None))
+    for number, (busy, fault, least, expected) in enumerate(SHARES):
+        times = itertools.accumulate(60.0 if call == 5 else 0.004 for call in itertools.count())
+        monkeypatch.setattr(gpu_share, "time", SimpleNamespace(perf_counter=times.__next__))
+        monkeypatch.setattr(step_graph, "PROFILED_SECONDS", least)
+        events, tiny = list[RunEvent](), tiny_at(tmp_path / str(number), params=TrainerParams(4))
+        with JobLog(tiny.root, tiny.jobs[0]) as log:
+            training = built(tiny, log)
+            training.task = replace(training.task, measures_gpu=True)
+            step_graph.prepare(training, Replayer(fault, busy=busy))
+            assert numbers(loop.train_to_end(training, events.append, never)) == plain
+        shares = [item.share for item in events if isinstance(item, GpuShare)]
+        assert shares == pytest.approx(expected)

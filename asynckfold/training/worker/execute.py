@@ -171,7 +171,7 @@ def _device(placement: Placement) -> Iterator[torch.device]:
     index = open_gpu(gpu, placement.gpu_uuid, narrow=_ignores_interrupts())
     with torch.cuda.device(index):
         _, total = torch.cuda.mem_get_info(index)
-        share = memory_share(total, placement.jobs_per_gpu)
+        share = memory_share(total, placement)
         torch.cuda.set_per_process_memory_fraction(share, index)
         torch.cuda.reset_peak_memory_stats(index)
         try:

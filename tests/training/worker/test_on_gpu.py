@@ -44,7 +44,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_worker_keeps_nothing_of_a_gpu_after_a_job(fake_cuda: list[str]) -> None:
     placement = Placement(("a",), (0,))
-    with execute._device(replace(placement, gpu=1, jobs_per_gpu=4)) as found:
+    with execute._device(replace(placement, gpu=1, gpu_memory=2 * GIB, gpu_share=0.2)) as found:
         assert found == torch.device("cuda", 1)
         made = loop.with_gpu_memory(Result("a", 1, DONE), found)
         assert made.peak_gpu_memory == 5 * GIB
