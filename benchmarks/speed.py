@@ -106,8 +106,9 @@ def main() -> None:
         "work | jobs | way | seconds | spread % | against the loop | against best serial | "
         "against best peer | accuracy",
     )
-    for work in works:
-        dataset, inputs, targets = samples_of(work, parsed.data)
+    # All before the first work: data that lack are not found out an hour later.
+    samples = [samples_of(work, parsed.data) for work in works]
+    for work, (dataset, inputs, targets) in zip(works, samples, strict=True):
         for count in work.counts:
             exercise = loops.Exercise(
                 work.model, loops.folds_of(targets), work.epochs, SCHEDULES[:count]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -63,7 +64,11 @@ def _readers_of(call: Call, take_pool: Callable[[], WorkerPool]) -> WorkerReader
     root, stall = settings.root.absolute(), settings.stall_timeout
     count = min(most, resolve_n_jobs(settings.n_jobs, machine.max_cores) or most)
     doing = call.display.doing
-    return WorkerReaders(take_pool, machine, count, stall, root, call.signals, doing)
+    is_main = threading.current_thread() is threading.main_thread()
+    return WorkerReaders(
+        *(take_pool, machine, count, stall, root, call.signals, doing),
+        may_be_here=settings.engine == "auto" and stall == "auto" and is_main,
+    )
 
 
 @contextmanager

@@ -39,3 +39,8 @@ def why_here(here: float, with_workers: float, start: float) -> str:
         f"workers{first}; a crash or a hang would end this process, too: engine='process' asks "
         "for workers"
     )
+
+
+def reads_here(seconds: float, start: float) -> bool:
+    """Whether the caller's process reads a dataset, in `seconds`, before workers could `start`."""
+    return seconds < min(start, MOST_SECONDS)

@@ -25,6 +25,7 @@ from asynckfold.engines.process import ProcessEngine, named
 from asynckfold.errors import InputError, Problem, UnpackError, WorkerDiedError
 from asynckfold.jobs.placement import Command, Placement
 from asynckfold.jobs.recipe import dump
+from asynckfold.planning.process_rule import reads_here
 from asynckfold.sweep.tasks import TICK_SECONDS
 from asynckfold.system import file_descriptors
 from asynckfold.system.machine import Machine
@@ -47,7 +48,8 @@ SAY_SECONDS = 1.0
 class WorkerReaders:
     """Reads in worker processes; the `Readers` of `asynckfold.data`.
 
-    `take_pool` is called when the workers are needed, `doing` with the progress.
+    `take_pool` is called when the workers are needed, `doing` with the progress. `may_be_here`:
+    this process reads what it has read before workers could start.
     """
 
     def __init__(
@@ -59,11 +61,14 @@ class WorkerReaders:
         root: Path,
         signals: Interruption,
         doing: Callable[[str], None],
+        *,
+        may_be_here: bool,
     ) -> None:
         self.notes: list[str] = []
         self._take_pool, self._machine, self._most = take_pool, machine, most
         self._stall_timeout, self._root = stall_timeout, root
         self._signals, self._doing = signals, doing
+        self._may_be_here = may_be_here
 
     def __call__(
         self, task: Task, count: int, arrays: Sequence[SharedArray], seconds: float
@@ -78,6 +83,10 @@ class WorkerReaders:
         from asynckfold.data.reading import Here
 
         here = Here()
+        if self._may_be_here and reads_here(seconds, self._take_pool().server.seconds_to_serve):
+            if count:
+                self._say_here("workers start later; engine='process' asks for them")
+            return here(task, count, arrays, seconds)
         packed = file_descriptors.nameless_file()
         room = self._machine.free_memory({}) // MEMORY_SHARE
         try:
@@ -159,9 +168,8 @@ class WorkerReaders:
                 if death is not None:
                     raise death
             parts = [pickle.loads(future.result().results[0]) for future in futures]
-            for part in parts:
-                if isinstance(part, UnpackFailure):
-                    raise UnpackError(part.line, "")
+            if failures := [part for part in parts if isinstance(part, UnpackFailure)]:
+                raise UnpackError(failures[0].line, "")
             return parts
 
     def _wait(

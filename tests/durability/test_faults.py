@@ -1,8 +1,6 @@
 """A kill, and an I/O error, at every system call of a run and of its recovery.
 
-By default a seeded sample of the points, so that it takes some seconds; `make nightly`
-runs all of them. What ran is printed at the end of each test (``pytest -s``) and put into the
-test's properties (``--junit-xml``).
+A seeded sample of the points, by night all of them; each test prints what ran.
 """
 
 from __future__ import annotations

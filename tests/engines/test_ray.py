@@ -86,9 +86,6 @@ def test_a_load_within_what_ray_grants_keeps_running_jobs_and_the_idlest() -> No
     assert within(load, [], 0).cores == ()
 
 
-# Nodes
-
-
 @contextmanager
 def joined() -> Iterator[RayCluster]:
     settings = NodeSettings(MachineArguments().machine, "auto", 0, 2.0, ("test",))

@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from asynckfold import AsyncKFold, InputError, RunStore
+from asynckfold.engines.server_process import ServerProcess
 from tests.toy import adam
 
 COUNT, BAD = 60, 43
@@ -160,6 +161,16 @@ def test_what_cannot_be_sent_is_read_here_and_that_is_said(tmp_path: Path) -> No
     told = notes(dataset, tmp_path / "run")
     (note,) = [note for note in told if "which a crash would end" in note]
     assert "cannot be sent" in note
+
+
+@pytest.mark.chooses_process
+def test_this_process_reads_what_it_has_read_before_workers_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seconds in (10.0, 0.1):
+        monkeypatch.setattr(ServerProcess, "seconds_to_serve", seconds)
+        told = notes(Slow(count=100), tmp_path / str(seconds), lambda: nn.Linear(3, 2))
+        assert any("asks for them" in note for note in told) == (seconds > 1)
 
 
 @pytest.mark.parametrize("name", ["tuple", "tensors"])

@@ -458,9 +458,6 @@ def test_another_process_finds_the_same(tmp_path: Path, before: Plan) -> None:
     assert child.stdout == "\n\n"
 
 
-# Laws
-
-
 def of_value(value: Any) -> Plan:
     """Plan a sweep whose `opt_fn` closes over a value."""
 
