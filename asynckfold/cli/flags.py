@@ -212,6 +212,8 @@ def _unreadable(item: Argument, text: str, rule: str) -> Problem:
     remedy = nearest(text, item.words).strip() or f"Leave --{item.flag} out" + (
         "." if default in (None, MISSING) else f" for its default, {default}."
     )
+    if "," in text and item.group == "candidates" and rule == "must be a number":
+        remedy = f"Pass --param {item.name}={text} to compare these values."
     return Problem(f"--{item.flag} {rule}", repr(text), remedy)
 
 

@@ -386,6 +386,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     Other problems are in the attribute ``problems`` of what is returned, to be reported together
     with those that the verb finds.
     """
+    if words[:1] == ["help"]:
+        words = [*words[1:2], "--help"]
     parsed = make_parser().parse_args(words)
     # Kept with the run: the command that continues it.
     parsed.line = list(words)

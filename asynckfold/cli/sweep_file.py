@@ -244,6 +244,8 @@ def name_problems(names: Sequence[str]) -> Iterator[Problem]:
         if ":" not in name and name not in ARCHITECTURES:
             known = f"Known: {', '.join(sorted(ARCHITECTURES))}, or pkg.mod:Name."
             guess = nearest(name, ARCHITECTURES)
+            if name in import_module("torchvision.models").list_models():
+                guess = f"Pass torchvision.models:{name}."
             yield Problem("--models must name models", repr(name), f"{guess} {known}".strip())
     if not names:
         yield Problem("--models must name at least one", "none", "Pass --models mlp.")

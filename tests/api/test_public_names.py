@@ -32,6 +32,7 @@ def test_all_is_sorted_and_importable() -> None:
         if getattr(value, "__module__", "").startswith("asynckfold.") and not name.startswith("_")
     }
     assert public | set(asynckfold._PLACES) == set(asynckfold.__all__)
+    assert asynckfold.__version__ == metadata.version("asynckfold")
 
 
 def test_importing_has_no_side_effects_and_costs_no_torch() -> None:

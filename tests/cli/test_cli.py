@@ -204,8 +204,8 @@ def test_status_version_and_help_import_no_heavy_module(tmp_path: Path) -> None:
     for words, said in (
         (["status", run], "jobs finished"),
         (["--version"], r"(?m)^\d+\.\d+\S*$"),
-        (["--help"], "print progress, scores so far"),
-        (["status", "--help"], "DIR"),
+        (["help"], "print progress, scores so far"),
+        (["help", "status"], "DIR"),
     ):
         done = subprocess.run(
             [sys.executable, "-c", IMPORTED, *words], capture_output=True, text=True, timeout=30
