@@ -11,8 +11,8 @@ import numpy as np
 
 from asynckfold.errors import InputError, Problem
 from asynckfold.jobs.argument import argument, plain, problems, whole
-from asynckfold.jobs.criteria import Criterion, criterion_of, is_factory
-from asynckfold.jobs.objective import RECONSTRUCTION, Transform
+from asynckfold.jobs.criteria import NUMBERS, Criterion, criterion_of, is_factory
+from asynckfold.jobs.objective import RECONSTRUCTION, REGRESSION, Transform
 from asynckfold.jobs.schema import with_leaves
 from asynckfold.jobs.trainer_params import JobTrainer
 from asynckfold.results.scoring import with_reported
@@ -218,10 +218,12 @@ class Settings(MachineArguments, JobTrainer):
     kfolds : int, scikit-learn splitter, or list of (train, valid) index pairs
         Number of folds. Or a splitter, or the folds themselves. ``cv`` and ``n_splits`` are aliases
         by keyword; pass None here to use them.
-    dataset : Dataset, (X, y), or X
+    dataset : Dataset, (X, y), X, or str
         Map-style torch data set of (inputs, target) pairs, or two arrays. Inputs, and X, may be a
         dict or a tuple of several: the model gets them by name or by position if it takes them so.
-        Of one array alone the input is the target, see `task`.
+        Of one array alone the input is the target, see `task`. Or a table in a file, as on the
+        command line: ``"csv:PATH"`` or ``"npz:PATH"``. Its last column is the target, numbers if
+        criterion or `task` say so, and `preprocess` standardises its features by default.
     root_dir : str or Path
         Folder of the run. The same call on the same folder continues the run. A call with other
         arguments, data or code is refused and names what changed. The command line names a new
@@ -495,7 +497,9 @@ class Settings(MachineArguments, JobTrainer):
         if self.fit_fn is not None or self.validation_step is not None:
             # Code of the user may report scores of other names.
             values["scoring"] = with_reported(self.scoring)
-        values["dataset"] = dataset = keyed(self.dataset, self.target_key)
+        if isinstance(self.dataset, str):
+            values |= self._of_file(self.dataset)
+        values["dataset"] = dataset = keyed(values["dataset"], self.target_key)
         if not self.parallelize:
             values["engine"] = "serial"
         if self.task == RECONSTRUCTION or (self.task is None and _lacks_targets(dataset)):
@@ -505,6 +509,26 @@ class Settings(MachineArguments, JobTrainer):
             values["scoring"] = values["scoring"] or "neg_mean_squared_error"
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    def _of_file(self, spec: str) -> dict[str, Any]:
+        """Return the arguments that a table in a file stands for."""
+        from asynckfold.data.sources import load_source
+
+        if spec.partition(":")[0] not in ("csv", "npz"):
+            rule = "dataset must be a table in a file, a torch Dataset, or arrays"
+            raise InputError.one(rule, repr(spec), "Pass for instance 'csv:table.csv'.")
+        known = self.known_criterion
+        regression = self.task == REGRESSION or (known is not None and known.targets == NUMBERS)
+        source = load_source(spec, regression=regression)
+        about = {"data": source.text, **({"data notes": [*source.notes]} if source.notes else {})}
+        values = {"dataset": source.dataset, "about": about | dict(self.about or {})}
+        if self.targets is None:
+            values["targets"] = source.targets
+        if self.preprocess is None and source.standardize:
+            from sklearn.preprocessing import StandardScaler
+
+            values["preprocess"] = StandardScaler()
+        return values
 
     @property
     def trains_itself(self) -> bool:

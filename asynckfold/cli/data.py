@@ -13,6 +13,7 @@ from asynckfold.cli.output import Output, table_of
 from asynckfold.data.sources import Inspection, TableOptions, column_words, inspect
 from asynckfold.data.sources.columns import FEATURE, LEFT_OUT, REFUSED
 from asynckfold.errors import refuse
+from asynckfold.jobs.objective import REGRESSION
 from asynckfold.results.report.sentences import plural
 
 if TYPE_CHECKING:
@@ -40,7 +41,12 @@ def data(parsed: argparse.Namespace, out: Output) -> int:
         parsed.source,
         data_root=Path(parsed.data_root),
         download=parsed.download,
-        choice=TableOptions(parsed.target, parsed.header, *map(column_words, words)),
+        choice=TableOptions(
+            parsed.target,
+            parsed.header,
+            *map(column_words, words),
+            regression=parsed.task == REGRESSION,
+        ),
         limit=parsed.limit,
         random_state=parsed.seed,
     )
@@ -85,6 +91,8 @@ def _sizes(source: Inspection) -> str:
     else:
         shape = "×".join(map(str, source.sample_shape))
         what = f"{plural(source.samples, 'image')} of {shape}"
+    if not source.classes:
+        return what
     return f"{what}, {len(source.classes)} {'class' if len(source.classes) == 1 else 'classes'}"
 
 

@@ -92,6 +92,9 @@ class NamedObjects:
         Column of a csv or npz file each of whose values is a fold.
     limit : int
         Use N samples only, with balanced classes.
+    criterion : str
+        Loss: CrossEntropyLoss or MultiMarginLoss for classes (default: the first); MSELoss, L1Loss,
+        SmoothL1Loss, HuberLoss or PoissonNLLLoss for numbers, which ``--task regression`` asks for.
     augment : bool
         Crop and flip training images at random.
     models : str
@@ -125,6 +128,7 @@ class NamedObjects:
     fold_column: str | None = argument(None, group="data", metavar="COLUMN")
     limit: int | None = argument(None, group="data", none="")
     augment: bool = argument(False, group="data")
+    criterion: str | None = argument(None, group="candidates", metavar="NAME", none="")
     models: str = argument("mlp", group="candidates", metavar="A,B", is_common=True)
     schedulers: str = argument("constant", group="candidates", metavar="A,B", is_common=True)
     optimizer: str = argument("adam", group="candidates", metavar="NAME", is_common=True)

@@ -145,7 +145,7 @@ VERBS = {
         "images. If run would refuse the data, it prints what it found, then the problems, and "
         "exits with 2.",
         {"source": _word("SOURCE", "data")},
-        flags=(*_DATA, *_COLUMNS, "limit", "seed"),
+        flags=(*_DATA, *_COLUMNS, "task", "limit", "seed"),
         helps={"seed": "seed of --limit (default 0)"},
     ),
     "resume": VerbWords(

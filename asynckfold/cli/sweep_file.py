@@ -12,6 +12,7 @@ Flags of the command line override those of a file, and its settings.
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 import traceback
@@ -36,6 +37,8 @@ from asynckfold.cli.flags import (
 from asynckfold.cli.parser import VERBS
 from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.jobs.argument import arguments
+from asynckfold.jobs.criteria import NUMBERS, TABLE
+from asynckfold.jobs.objective import REGRESSION
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.terminal import complain
 
@@ -55,6 +58,12 @@ COLUMNS = ("drop", "keep", "category", "groups", "fold_column")
 
 OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
 """Flags of the optimizer."""
+
+CRITERIA = (
+    *("CrossEntropyLoss", "MultiMarginLoss"),
+    *("MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "PoissonNLLLoss"),
+)
+"""Losses for what the built-in models return."""
 
 _AUGMENTED = (
     "training images are cropped and flipped at random, which changes letters and digits; images "
@@ -102,6 +111,7 @@ def built_in_sweep(parsed: argparse.Namespace) -> SweepParts:
             rule = f"--fold-column names the folds, so --{name} has no effect"
             problems.append(Problem(rule, f"--{name} {value}", "Drop one of the two."))
     problems += optimizer_problems(full, full.batch_size)
+    problems += criterion_problems(full)
     with gathered(problems):
         imported_models(names)
     if full.data:
@@ -137,7 +147,7 @@ def named_sweep(parsed: argparse.Namespace, source: Source | None = None) -> Swe
     models, settings = models_and_views(names, imported, source, full.augment)
     return SweepParts(
         source.dataset,
-        torch.nn.CrossEntropyLoss(),
+        getattr(torch.nn, criterion_name(full))(),
         models,
         schedulers,
         optimizer_of(full),
@@ -167,6 +177,7 @@ def source_of(parsed: argparse.Namespace) -> Source:
         download=parsed.download,
         target=parsed.target,
         header=parsed.header,
+        regression=_is_regression(parsed),
         limit=parsed.limit,
         random_state=parsed.seed,
         **{name: column_words(getattr(parsed, name)) for name in COLUMNS},
@@ -188,10 +199,10 @@ def models_and_views(
     models = {
         name.replace(":", "."): imported[name]
         if name in imported
-        else ARCHITECTURES[name].build(shape, len(source.classes))
+        else ARCHITECTURES[name].build(shape, len(source.classes) or None)
         for name in names
     }
-    settings: dict[str, Any] = {"targets": source.targets, "about": {"data": data_named(source)}}
+    settings: dict[str, Any] = {"targets": source.targets, "about": {"data": source.text}}
     if source.kind == "image":
         settings["train_transform"] = image_transform(source, shape, augment=augment)
         settings["eval_transform"] = image_transform(source, shape, augment=False)
@@ -224,16 +235,6 @@ def _positive_class(scoring: Sequence[str], given: str | None, source: Source) -
         remedy = f"Pass --pos-label {shlex.quote(source.classes[1])}, or a score such as f1_macro."
         refuse([Problem(rule, f"classes {shown}", remedy)])
     return {"pos_label": "1"}
-
-
-def data_named(source: Source) -> str:
-    """Describe the samples: ``"digits (scikit-learn), 1,797 samples of 8×8"``."""
-    # These 8×8 images are not MNIST.
-    origin = " (scikit-learn)" if source.name == "digits" else ""
-    shape = source.sample_shape[1:] if source.sample_shape[:1] == (1,) else source.sample_shape
-    sizes = "×".join(map(str, shape))
-    unit = " numbers" if len(shape) == 1 else ""
-    return f"{source.name}{origin}, {len(source.targets):,} samples of {sizes}{unit}"
 
 
 def name_problems(names: Sequence[str]) -> Iterator[Problem]:
@@ -277,6 +278,34 @@ def optimizer_of(parsed: argparse.Namespace) -> Any:
     from asynckfold.training.optimizers import NamedOptimizer
 
     return NamedOptimizer(*(getattr(parsed, name) for name in OPTIMIZER))
+
+
+def criterion_name(parsed: argparse.Namespace) -> str:
+    """Return the class of the loss that flags name, or what they name instead."""
+    if parsed.criterion is None:
+        return "MSELoss" if parsed.task == REGRESSION else CRITERIA[0]
+    known = {_plain(name): name for name in CRITERIA}
+    return known.get(_plain(parsed.criterion), str(parsed.criterion))
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name.lower()).removesuffix("loss")
+
+
+def _is_regression(parsed: argparse.Namespace) -> bool:
+    row = TABLE.get(criterion_name(parsed))
+    return row is not None and row.targets == NUMBERS
+
+
+def criterion_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
+    """Yield that there is no such criterion, or that it is for another task."""
+    name, task = criterion_name(parsed), parsed.task
+    if name not in CRITERIA:
+        remedy = f"{nearest(name, CRITERIA)} Known: {', '.join(CRITERIA)}.".strip()
+        yield Problem("--criterion must name a loss for the built-in models", repr(name), remedy)
+    elif task is not None and (task == REGRESSION) is not _is_regression(parsed):
+        rule = "--criterion and --task must both be for numbers, or both for classes"
+        yield Problem(rule, f"--criterion {name} with --task {task}", "Drop one of the two.")
 
 
 def imported_models(names: Sequence[str]) -> dict[str, Any]:
@@ -453,7 +482,8 @@ def make_kfold(parsed: argparse.Namespace, sweep: SweepParts) -> AsyncKFold:
     if parsed.verb == "train":
         for alias in ("cv", "n_splits", "n_repeats"):
             settings.pop(alias, None)
-        folds = _held_out(parsed, settings.get("groups") is not None)
+        has_classes = sweep.source is not None and bool(sweep.source.classes)
+        folds = _held_out(parsed, settings.get("groups") is not None, has_classes)
     settings.setdefault("verbose", 0 if parsed.quiet else 1 + parsed.verbose)
     about = {**settings.pop("about", {}), "cli": parsed.line, "folder": str(Path.cwd())}
     return AsyncKFold(
@@ -461,13 +491,13 @@ def make_kfold(parsed: argparse.Namespace, sweep: SweepParts) -> AsyncKFold:
     )
 
 
-def _held_out(parsed: argparse.Namespace, grouped: bool) -> Any:
+def _held_out(parsed: argparse.Namespace, grouped: bool, has_classes: bool) -> Any:
     """Return a splitter that holds a share of the samples, or of their groups, out.
 
-    Stratified for built-in data without groups.
+    Stratified for built-in data of classes without groups.
     """
     from sklearn import model_selection
 
-    kind = model_selection.StratifiedShuffleSplit if parsed.data else model_selection.ShuffleSplit
+    kind = model_selection.StratifiedShuffleSplit if has_classes else model_selection.ShuffleSplit
     kind = model_selection.GroupShuffleSplit if grouped else kind
     return kind(1, test_size=parsed.held_out, random_state=parsed.seed or 0)

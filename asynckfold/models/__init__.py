@@ -44,15 +44,20 @@ class Architecture:
     input_shape: tuple[int, int, int] | None = None
     variant: str = ""  # first argument of the class, if any
 
-    def build(self, input_shape: tuple[int, ...], num_classes: int) -> Callable[[], nn.Module]:
+    def build(
+        self, input_shape: tuple[int, ...], num_classes: int | None
+    ) -> Callable[[], nn.Module]:
         """Return a picklable factory for samples of shape (channels, height, width) or (features,).
 
-        Raises `InputError` where the model cannot take them.
+        Without classes, the model returns one number for each sample, shape (n,). Raises
+        `InputError` where it cannot take the samples.
 
         >>> factory = ARCHITECTURES["lenet5"].build((3, 32, 32), num_classes=6)
         >>> factory().layer1[0].in_channels
         3
         """
+        if num_classes is None:
+            return partial(_of_one_output, self.build(input_shape, 1))
         if self.input_shape is None:
             return partial(self.model, math.prod(input_shape), num_classes=num_classes)
         if len(input_shape) != 3 or input_shape[1:] != self.input_shape[1:]:
@@ -63,6 +68,14 @@ class Architecture:
             )
         first = (self.variant,) if self.variant else ()
         return partial(self.model, *first, num_classes=num_classes, in_channels=input_shape[0])
+
+
+def _of_one_output(build: Callable[[], nn.Module]) -> nn.Module:
+    """Return a model of one output as one that returns a number for each sample."""
+    model = build()
+    last = nn.Flatten(0)
+    # Appended, it keeps the class, which may be pretrained, and the names of the weights.
+    return model.append(last) if isinstance(model, nn.Sequential) else nn.Sequential(model, last)
 
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(

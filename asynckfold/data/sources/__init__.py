@@ -4,7 +4,7 @@
 ``digits``                                 scikit-learn's, 1,797 images of 8×8, no download
 ``mnist fashion-mnist kmnist cifar10``     torchvision's training parts
 ``folder:PATH``                            images, one folder per class
-``csv:PATH``                               a table with one column of class labels
+``csv:PATH``                               a table with one column of class labels, or numbers
 ``npz:PATH``                               arrays ``X`` and ``y``
 ========================================== =================================================
 
@@ -78,6 +78,7 @@ def load_source(
     category: Sequence[str] = (),
     groups: Sequence[str] = (),
     fold_column: Sequence[str] = (),
+    regression: bool = False,
     limit: int | None = None,
     random_state: int = 0,
 ) -> Source:
@@ -101,6 +102,8 @@ def load_source(
     groups, fold_column : sequence of str
         For tables only: the column of which no value is divided between folds; and the one of which
         each value is a fold. At most one each.
+    regression : bool
+        For ``csv:`` and ``npz:`` only: targets are numbers, not classes.
     limit : int, optional
         Use only so many samples, classes balanced.
     random_state : int
@@ -122,7 +125,8 @@ def load_source(
     >>> source.sample_shape, len(source.dataset), source.classes[:3]
     ((1, 8, 8), 100, ('0', '1', '2'))
     """
-    choice = TableOptions(target, header, *map(tuple, (drop, keep, category, groups, fold_column)))
+    columns = map(tuple, (drop, keep, category, groups, fold_column))
+    choice = TableOptions(target, header, *columns, regression=regression)
     word, place = _checked(spec, data_root, choice, limit)
     source = _load(spec, word, place, download, choice)
     return source if limit is None else limited(source, limit, random_state)
@@ -233,6 +237,9 @@ def _option_problems(word: str, choice: TableOptions, limit: int | None) -> Iter
     if choice.header not in HEADER_CHOICES:
         yield Problem("header must be auto, yes or no", repr(choice.header), "The default is auto.")
     header = choice.header if choice.header != "auto" else None
+    if choice.regression and word not in ("csv", "npz"):
+        rule = "--task regression applies to csv: and npz: only"
+        yield Problem(rule, word, "Drop it.")
     flags = [("--target", choice.target, "csv:"), ("--header", header, "csv:")]
     for flag, columns in choice.columns:
         flags.append((flag, ",".join(columns) or None, "csv: and npz:"))

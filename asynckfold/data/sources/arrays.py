@@ -19,7 +19,7 @@ from asynckfold.data.sources.tables import (
     position_problems,
     table_source,
 )
-from asynckfold.data.sources.text_files import Head, classes_of
+from asynckfold.data.sources.text_files import Head, classes_of, numbers_of
 from asynckfold.errors import InputError, Problem, nearest, refuse
 
 Array = npt.NDArray[Any]
@@ -36,7 +36,8 @@ def inspect_arrays(name: str, path: Path, choice: TableOptions) -> tuple[Inspect
     file is unpickled.
     """
     samples, labels, array_notes = _read(path, ("X", "y"))
-    names, targets, problems, notes = classes_of("y", _texts(labels))
+    resolve = numbers_of if choice.regression else classes_of
+    names, targets, problems, notes = resolve("y", _texts(labels))
     notes[:0] = array_notes
     if samples.ndim == 2:
         import pandas as pd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +30,7 @@ class TableOptions:
     category: tuple[str, ...] = ()  # categorical, even where the values are numbers
     groups: tuple[str, ...] = ()  # at most one, of which no value is divided between folds
     fold_column: tuple[str, ...] = ()  # at most one, of which each value is a fold
+    regression: bool = field(default=False, kw_only=True)  # the target is a number, not a class
 
     @property
     def columns(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -52,8 +53,8 @@ class Source:
     """
 
     name: str  # as the caller spelled it: ``"digits"``, ``"csv:glass.csv"``
-    dataset: Dataset[Any]  # map-style: (PIL image or float row, class index)
-    classes: tuple[str, ...]
+    dataset: Dataset[Any]  # map-style: (PIL image or float row, class index or number)
+    classes: tuple[str, ...]  # empty for numbers
     sample_shape: tuple[int, ...]  # (channels, height, width) of the first image, or (features,)
     kind: str  # ``"image"`` or ``"table"``
     notes: tuple[str, ...] = ()
@@ -75,9 +76,20 @@ class Source:
         return tuple(name for column in self.columns for name in column.features)
 
     @property
-    def targets(self) -> npt.NDArray[np.int64]:
-        """Class index of every sample, shape (n_samples,)."""
-        return np.asarray(self.dataset.targets, dtype=np.int64)  # type: ignore[attr-defined]
+    def targets(self) -> npt.NDArray[Any]:
+        """Class index, or number, of every sample, shape (n_samples,)."""
+        kind = np.int64 if self.classes else np.float64
+        return np.asarray(self.dataset.targets, dtype=kind)  # type: ignore[attr-defined]
+
+    @property
+    def text(self) -> str:
+        """Describe the samples: ``"digits (scikit-learn), 1,797 samples of 8×8"``."""
+        # These 8×8 images are not MNIST.
+        origin = " (scikit-learn)" if self.name == "digits" else ""
+        shape = self.sample_shape[1:] if self.sample_shape[:1] == (1,) else self.sample_shape
+        sizes = "×".join(map(str, shape))
+        unit = " numbers" if len(shape) == 1 else ""
+        return f"{self.name}{origin}, {len(self.targets):,} samples of {sizes}{unit}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +101,7 @@ class Inspection:
     samples: int
     sample_shape: tuple[int, ...]  # (channels, height, width) of the first image, or (features,)
     class_names: tuple[str, ...]
-    targets: npt.NDArray[np.int64]  # class index of each labelled sample
+    targets: npt.NDArray[Any]  # class index, or number, of each labelled sample
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()  # why a run would be refused
     columns: tuple[Column, ...] = ()  # of a table, with their numbers
@@ -100,6 +112,8 @@ class Inspection:
     @property
     def classes(self) -> dict[str, int]:
         """Number of samples of each class."""
+        if not self.class_names:
+            return {}
         counts = np.bincount(self.targets, minlength=len(self.class_names)).tolist()
         return dict(zip(self.class_names, counts, strict=True))
 
@@ -161,7 +175,7 @@ def limited(source: Source, limit: int, random_state: int) -> Source:
 
 
 def _part(
-    targets: npt.NDArray[np.int64], limit: int, n_classes: int, random_state: int
+    targets: npt.NDArray[Any], limit: int, n_classes: int, random_state: int
 ) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
     """Return the numbers of a balanced subset, and how it was drawn if it is one.
 
@@ -171,6 +185,8 @@ def _part(
         rule = f"limit must leave a sample of each of the {n_classes} classes"
         remedy = f"Pass {n_classes} or more; each fold needs one of each class, too."
         raise InputError.one(rule, str(limit), remedy)
-    note = f"{limit} of {len(targets)} samples, classes balanced, drawn with seed {random_state}"
-    chosen = balanced_subset(targets, limit, random_state)
+    how = "classes balanced, drawn" if n_classes else "drawn"
+    note = f"{limit} of {len(targets)} samples, {how} with seed {random_state}"
+    classes = targets if n_classes else np.zeros(len(targets), np.int64)
+    chosen = balanced_subset(classes, limit, random_state)
     return chosen, (note,) * (limit < len(targets))

@@ -46,6 +46,7 @@ from asynckfold.data.sources.text_files import (
     Head,
     class_indices,
     classes_of,
+    numbers_of,
     read_cells,
     read_head,
     second_meanings,
@@ -74,7 +75,8 @@ def read_table(name: str, path: Path, choice: TableOptions) -> Inspection:
     as_text = {target, *chosen[CATEGORY], *chosen[GROUPS], *chosen[FOLDS]}
     cells = _rows(path, head, sorted(as_text))
     what, labels = label(head.name(target)), cells[target]
-    names, targets, problems, notes = classes_of(what, labels.dropna().str.strip().tolist())
+    resolve = numbers_of if choice.regression else classes_of
+    names, targets, problems, notes = resolve(what, labels.dropna().str.strip().tolist())
     if len(missing := np.flatnonzero(labels.isna())):
         remedy = "Drop these rows first, or spell the name out if NA is one. Rows count from 1, "
         problems = [
@@ -87,7 +89,10 @@ def read_table(name: str, path: Path, choice: TableOptions) -> Inspection:
     shown = ", ".join(name[:_SHOWN_LETTERS] for name in names[:_SHOWN_CLASSES])
     more = f" … {len(names)} in all" if len(names) > _SHOWN_CLASSES else ""
     first = "the first row is the header" if head.has_header else "no header"
-    notes.insert(0, f"{first}; the class is {what}: {shown}{more}")
+    about = f"the class is {what}: {shown}{more}"
+    if choice.regression and len(targets):
+        about = f"the target is {what}: {targets.min():g} … {targets.max():g}"
+    notes.insert(0, f"{first}; {about}")
     table = judged_table(
         name,
         str(path),
@@ -118,6 +123,7 @@ def judged_table(
     problems += feature_problems(what, columns)
     is_usable = not problems
     numbers = _divisions(head, cells, chosen, problems, notes)
+    is_usable &= bool(names)
     if is_usable and not (chosen[GROUPS] or chosen[FOLDS]):
         notes += _likely_groups(head, cells, targets)
     notes += column_notes(columns, targets if is_usable else None)

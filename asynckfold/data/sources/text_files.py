@@ -265,8 +265,8 @@ def indices_in(classes: Sequence[str], labels: Sequence[str]) -> npt.NDArray[np.
     return np.array([known.get(_key(label), -1) for label in labels], np.int64)
 
 
-ClassesOf = tuple[tuple[str, ...], npt.NDArray[np.int64], list[Problem], list[str]]
-"""Class names, class indices, problems, and notes."""
+ClassesOf = tuple[tuple[str, ...], npt.NDArray[Any], list[Problem], list[str]]
+"""Class names, class indices or numbers, problems, and notes."""
 
 
 def classes_of(what: str, labels: Sequence[str]) -> ClassesOf:
@@ -290,7 +290,7 @@ def classes_of(what: str, labels: Sequence[str]) -> ClassesOf:
         problems.append(Problem(rule, received, "Choose another target."))
     elif many or len(names) > max(2, len(labels) / 2):
         received = f"{len(names)} different values in {len(labels)} rows"
-        remedy = "Choose another target, or group its values into classes first."
+        remedy = "Pass --task regression, group its values into classes, or choose another target."
         problems.append(Problem(f"{what} must hold class labels", received, remedy))
     spellings: dict[Decimal | str, str] = {}
     for label in dict.fromkeys(labels):
@@ -302,5 +302,21 @@ def classes_of(what: str, labels: Sequence[str]) -> ClassesOf:
             break
     if are_numbers and (fractional or len(names) > _FEW_NUMBERS):
         text = f"the {len(names)} different numbers of {what} are taken as classes, not as amounts"
-        notes.append(text)
+        notes.append(f"{text}: for these pass --task regression")
     return names, targets, problems, notes
+
+
+def numbers_of(what: str, labels: Sequence[str]) -> ClassesOf:
+    """Return the numbers of a regression's targets, of which there are no classes.
+
+    >>> numbers_of("age", ["7", "7.5"])[1].tolist(), numbers_of("age", ["7", "x"])[2][0].received
+    ([7.0, 7.5], "1 of 2 rows, first 'x' in row 2")
+    """
+    values = [number(label) for label in labels]
+    bad = [at for at, value in enumerate(values) if value is None]
+    if bad or len(set(values)) < 2:
+        received = f"{len(bad)} of {len(labels)} rows"
+        received += f", first {labels[bad[0]]!r} in row {bad[0] + 1}" if bad else " with another"
+        rule, remedy = f"{what} must hold different, finite numbers", "Choose another target."
+        return (), np.zeros(len(labels)), [Problem(rule, received, remedy)], []
+    return (), np.array(labels, np.float64), [], []
