@@ -278,7 +278,8 @@ class Settings(MachineArguments, JobTrainer):
         Last step before the model, after the transforms. A clone is fitted on the samples that a
         job trains on, without augmentation and without what the job sets aside (`inner_valid`,
         `inner_val`), and applied to all. It receives each sample as one row of features; its output
-        becomes float32.
+        becomes float32. A DataFrame whose columns are not all numbers, or are chosen by name in a
+        `ColumnTransformer`, it receives as it is.
     resume : {"auto", "never", "must"}
         What to do with a folder that holds a run. "auto" continues it. "never" trains from scratch
         and renames the folder to ``<root_dir>.earlier-1``, ``-2``, …; a folder that holds anything

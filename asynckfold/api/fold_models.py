@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,12 @@ import torch
 from torch import nn
 
 from asynckfold.api.arguments import Settings
-from asynckfold.data.arrays import DataArguments, as_given, column_problems
+from asynckfold.data.arrays import DataArguments, as_given, is_table
 from asynckfold.data.batches import Batches, Collation, one_by_one, structure
 from asynckfold.data.dataset import SampleSource, open_inputs
 from asynckfold.data.passes import SampleCheck, SampleFacts
 from asynckfold.data.reading import CheckedDataset, Here, check_samples, with_facts
+from asynckfold.data.table_codes import names_columns, table_like, with_columns
 from asynckfold.data.transforms.steps import Step
 from asynckfold.data.transforms.trees import Array, Misfit, kind_of, kinds_text
 from asynckfold.errors import InputError, Problem, refuse
@@ -67,12 +68,14 @@ class InputForm:
     raw_shape: tuple[int, ...]  # of a sample
     shape: tuple[int, ...]  # after the eval transform, before `preprocess`
     dtype: str  # likewise
-    columns: tuple[str | int, ...] | None  # of a pandas table
+    columns: tuple[str | int, ...] | None  # of a pandas table; inputs are taken by name
     undressed: bool  # the ``transform`` of a data set is replaced
     exact: bool  # float64 arrays stay as they are
     preprocessed: bool
     batch_size: int
     several: str = ""  # structure, shapes and types of several inputs; instead of shape and dtype
+    # what each column of a table holds, which `preprocess` gets as a table; `shape` is after it
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,13 +90,13 @@ class Member:
     def outputs(self, seen: Any) -> Outputs:
         """Return the outputs of samples after the eval transform."""
         if self.fit is not None:
-            seen = preprocessing.transform(self.fit, seen.numpy())
+            rows = seen.numpy() if isinstance(seen, torch.Tensor) else seen
+            seen = preprocessing.transform(self.fit, rows)
         with torch.no_grad():
             outputs = outputs_of(self.model, seen, self.precision)
-        rows: Outputs
         joined = outputs if self.columns is None else self.columns.join(outputs)
-        rows = joined.float().numpy()
-        return rows
+        found: Outputs = joined.float().numpy()
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,26 +115,13 @@ class PredictionModels:
 
     def outputs(self, inputs: Any) -> Iterator[Outputs]:
         """Yield what each model says of each batch, shape (models, batch, ...)."""
-        form, collates = self.form, self.collation is not None
+        form = self.form
         with seeding.preserved():
-            refuse(_column_problems(form.columns, inputs))
-            samples = open_inputs(
-                inputs,
-                undress=form.undressed,
-                exact=form.exact,
-                several=form.form == "tree" if collates else bool(form.several),
-                lists=collates,
-            )
-            count = len(samples)
-            targets = np.zeros(count, np.int64)
-            if collates:
-                targets = np.zeros((count, *self.target.shape[1:]), self.target.dtype)
-            data = one_by_one(samples, self.steps, targets, self.collation)
+            batch_of, count = self._opened(inputs)
         for low in range(0, count, form.batch_size):
             rows = np.arange(low, min(count, low + form.batch_size))
             with seeding.preserved():
-                batch = _as_the_run_saw_it(form, data, rows)
-                refuse(_kind_problems(form, batch, collated=collates))
+                batch = batch_of(rows)
                 each, columns = (
                     [one.outputs(batch) for one in self.members],
                     self.members[0].columns,
@@ -140,6 +130,31 @@ class PredictionModels:
                 outputs = np.stack(wide(*each) if is_ragged else each)
             refuse(_nan_problems(outputs, rows))
             yield outputs
+
+    def _opened(self, inputs: Any) -> tuple[Callable[[Indices], Any], int]:
+        """Return what makes a batch of some of the samples, and their number."""
+        form, collates = self.form, self.collation is not None
+        if form.kinds:
+            table = table_like(inputs, form.columns or (), form.kinds)
+            return table.iloc.__getitem__, len(table)
+        samples = open_inputs(
+            _by_name(form.columns, inputs),
+            undress=form.undressed,
+            exact=form.exact,
+            several=form.form == "tree" if collates else bool(form.several),
+            lists=collates,
+        )
+        targets = np.zeros(len(samples), np.int64)
+        if collates:
+            targets = np.zeros((len(samples), *self.target.shape[1:]), self.target.dtype)
+        data = one_by_one(samples, self.steps, targets, self.collation)
+
+        def batch_of(rows: Indices) -> Any:
+            batch = _as_the_run_saw_it(form, data, rows)
+            refuse(_kind_problems(form, batch, collated=collates))
+            return batch
+
+        return batch_of, len(samples)
 
 
 def transformed(data: Batches, rows: Indices, preprocessed: bool) -> Any:
@@ -174,12 +189,13 @@ def columns_of(dataset: Any) -> tuple[Any, ...] | None:
     return tuple(table.columns) if hasattr(table, "columns") and hasattr(table, "iloc") else None
 
 
-def _column_problems(columns: Sequence[Any] | None, inputs: Any) -> Iterator[Problem]:
-    if columns is not None:
-        import pandas as pd
-
-        received = inputs[0] if isinstance(inputs, tuple) else inputs
-        yield from column_problems(pd.DataFrame(columns=list(columns)), received, "inputs")
+def _by_name(columns: Sequence[Any] | None, inputs: Any) -> Any:
+    """Return samples with the columns of a table by name, if both are tables."""
+    table = inputs[0] if isinstance(inputs, tuple) and inputs else inputs
+    if columns is None or not is_table(table):
+        return inputs
+    table = with_columns(table, columns, "inputs")
+    return (table, *inputs[1:]) if isinstance(inputs, tuple) else table
 
 
 def _kind_problems(form: InputForm, batch: Any, *, collated: bool) -> Iterator[Problem]:
@@ -318,6 +334,7 @@ class RunModels:
             self.recipe.preprocess,
             self.settings.scoring,
             objective,
+            self.given.codes,
         )
         # Without `error_score`, which is not a sample.
         rows_of_run = candidates(results.plan, results.results)
@@ -332,6 +349,7 @@ class RunModels:
             self.settings.train_transform,
             self.settings.eval_transform,
             preprocessed=self.recipe.preprocess is not None,
+            by_name=names_columns(self.recipe.preprocess),
         )
 
     @cached_property
@@ -368,10 +386,14 @@ class RunModels:
         source, steps = self.samples
         data = one_by_one(source, steps, self.targets, self.collation)
         form, plan = self._form(source, data), self.results.plan
+        members = self._members(jobs, data, form)
+        if form.kinds:
+            seen = preprocessing.transform(members[0].fit, data.inputs(np.zeros(1, np.int64)))
+            form = replace(form, shape=tuple(seen.shape[1:]), dtype="float32")
         return PredictionModels(
             form,
             steps,
-            self._members(jobs, data, form),
+            members,
             tuple(map(plan.is_channels_last, jobs)),
             self.default_dtype,
             self.settings.output_transform,
@@ -402,6 +424,7 @@ class RunModels:
             preprocessed,
             self.results.plan.params.eval_batch_size,
             structure(first) if collates else "" if is_one else kinds_text(first, samples=True),
+            () if self.given.codes is None else self.given.codes.kinds,
         )
 
     def _members(self, jobs: Sequence[Job], data: Batches, form: InputForm) -> list[Member]:
@@ -411,7 +434,8 @@ class RunModels:
         for job in jobs:
             fold, fit = plan.fold_of(job, self.results.folds), None
             if rows is not None:
-                fit = preprocessing.fit_on(preprocess, rows, data.targets, fold.fitted)
+                codes = self.given.codes
+                fit = preprocessing.fit_on(preprocess, rows, data.targets, fold.fitted, codes)
             columns = plan.objective_of(job.model).columns
             member = Member(self.model(job), fit, plan.params.precision_on_cores, columns)
             refuse(self._difference(member, job, fold, data, form))

@@ -79,6 +79,7 @@ def prepared(call: Call, take_pool: Callable[[], WorkerPool]) -> Iterator[Prepar
     """
     from asynckfold.data.arrays import NOT_FINITE, as_given, by_position
     from asynckfold.data.prepare import prepare
+    from asynckfold.data.table_codes import names_columns
 
     settings = call.settings
     given = as_given(
@@ -86,6 +87,7 @@ def prepared(call: Call, take_pool: Callable[[], WorkerPool]) -> Iterator[Prepar
         settings.train_transform,
         settings.eval_transform,
         preprocessed=settings.preprocess is not None,
+        by_name=names_columns(settings.preprocess),
     )
     data = prepare(
         given.dataset,
@@ -107,6 +109,7 @@ def prepared(call: Call, take_pool: Callable[[], WorkerPool]) -> Iterator[Prepar
         at = "" if settings.preprocess is None else " before preprocess"
         notes = [note + at if note.endswith(NOT_FINITE) else note for note in data.notes]
         notes = [*given.notes, *notes]
+        data = data.with_codes(given.codes)
         yield replace(data, notes=tuple(notes), last_is_target=given.last_is_target)
     finally:
         data.close()

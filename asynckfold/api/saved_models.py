@@ -27,7 +27,7 @@ import json
 import platform
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,11 @@ def save_models(
             **{name: metadata.version(name) for name in ("asynckfold", "numpy", "scikit-learn")},
         },
     )
-    write_whole(path, _packed(json.dumps(asdict(header)), separate(tensors)))
+    written = asdict(header)
+    if not prediction.form.kinds:
+        # Older versions read the file.
+        del written["input"]["kinds"]
+    write_whole(path, _packed(json.dumps(written), separate(tensors)))
 
 
 def export_onnx(prediction: PredictionModels, path: Path, *, overwrite: bool) -> None:
@@ -156,7 +160,7 @@ def export_onnx(prediction: PredictionModels, path: Path, *, overwrite: bool) ->
     from asynckfold.integrations.onnx import onnx_of
 
     member, inputs = prediction.members[0], _made_up(prediction.form)
-    if member.fit is not None:
+    if member.fit is not None and not prediction.form.kinds:
         inputs = preprocessing.transform(member.fit, inputs.numpy())
     write_whole(path, onnx_of(copy.deepcopy(member.model), inputs))
 
@@ -169,7 +173,7 @@ def expected_by(prediction: PredictionModels) -> dict[str, str]:
             step_name(step) if inspect.isfunction(step) else str(step) for step in prediction.steps
         )
     if fit is not None:
-        about["preprocess"] = fit_text(fit)
+        about["preprocess"] = fit_text(getattr(fit, "fitted", fit))
     return about
 
 
@@ -214,7 +218,8 @@ def _gathered(
     try:
         for number, member in enumerate(prediction.members):
             if member.fit is not None:
-                tensors[f"preprocess.{number}"] = packed_fit(member.fit)
+                fit = getattr(member.fit, "fitted", member.fit)
+                tensors[f"preprocess.{number}"] = packed_fit(fit)
     except ValueError as error:
         rule = "preprocess must hold no functions and classes of your own to be saved"
         yield Problem(rule, str(error), "Use transformers of scikit-learn.")
@@ -230,9 +235,12 @@ def _made_up(form: InputForm) -> torch.Tensor:
 
 def _check_outputs(prediction: PredictionModels) -> list[Outputs]:
     """Return each model's outputs for made-up inputs; nothing if models cannot take them."""
-    inputs = _made_up(prediction.form)
+    inputs, members = _made_up(prediction.form), prediction.members
+    if prediction.form.kinds:
+        # A table cannot be made up: these are for the models alone.
+        members = [replace(member, fit=None) for member in members]
     try:
-        return [member.outputs(inputs) for member in prediction.members]
+        return [member.outputs(inputs) for member in members]
     except Exception:  # noqa: BLE001 - the user's model may refuse what is no sample
         return []
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 from torch.utils.data import TensorDataset
 
+from asynckfold.data.table_codes import TableCodes, coded
 from asynckfold.data.transforms.trees import Array, TreeArrays, is_tree, leaves_by_path, native
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.schema import UnfitTree, leaves_of, path_text, tree_of, with_arrays
@@ -57,6 +58,7 @@ class DataArguments:
     eval_transform: Any
     notes: tuple[str, ...] = ()
     last_is_target: bool = False  # taken to be so, of more than two tensors
+    codes: TableCodes | None = None  # of a table whose columns are not all numbers, or are named
 
     @property
     def exact(self) -> bool:
@@ -65,11 +67,17 @@ class DataArguments:
 
 
 def as_given(
-    dataset: Any, train_transform: Any, eval_transform: Any, *, preprocessed: bool
+    dataset: Any,
+    train_transform: Any,
+    eval_transform: Any,
+    *,
+    preprocessed: bool,
+    by_name: bool = False,
 ) -> DataArguments:
     """Convert a pair (X, y) to what models get: float64 becomes float32, as late as possible.
 
-    That is after the transforms, or after `preprocess` if the run has one (`preprocessed`). A
+    That is after the transforms, or after `preprocess` if the run has one (`preprocessed`), which
+    gets a table of pandas where it chooses columns `by_name`, or where they are not all numbers. A
     dataset that is no pair of arrays stays as it is; inputs in a dict or tuple become `TreeArrays`.
     Raises `InputError` where X is sparse, masked, or not numeric.
     """
@@ -85,8 +93,11 @@ def as_given(
     labels = by_position(labels, "y")
     if isinstance(trees, TreeArrays):
         return DataArguments((trees, labels), *views, notes, last_is_target)
-    samples = plain(pair[0], "X")
     transformed = any(transform is not None for transform in views)
+    if preprocessed and not transformed and is_table(pair[0]) and (by_name or unusable(pair[0])):
+        codes, rows = coded(pair[0])
+        return DataArguments(ExactArrays((rows, labels)), *views, codes=codes)
+    samples = plain(pair[0], "X")
     columns = getattr(pair[0], "columns", None)
     noted: list[str] = []
     if samples.dtype in _HALVES and not transformed:
@@ -141,7 +152,7 @@ def plain(values: Any, name: str) -> Any:
     """
     if isinstance(values, Tensor) and values.layout is torch.strided:
         return values
-    if _is_table(values):
+    if is_table(values):
         return _of_table(values)
     values = by_position(values, name)
     try:
@@ -173,19 +184,6 @@ def by_position(values: Any, name: str) -> Any:
     return np.asarray(values) if _is_of_pandas(values) else values
 
 
-def column_problems(one: Any, other: Any, name: str) -> Iterator[Problem]:
-    """Yield that two pandas tables have different columns, or a different order."""
-    if not (_is_table(one) and _is_table(other)) or list(one.columns) == list(other.columns):
-        return
-    pairs = enumerate(zip(one.columns, other.columns, strict=False))
-    at = next((at for at, (mine, theirs) in pairs if mine != theirs), None)
-    received = f"{len(other.columns)} in place of {len(one.columns)}"
-    if at is not None:
-        received = f"{other.columns[at]!r} in place of {one.columns[at]!r} at position {at}"
-    remedy = f"Write {name}[dataset.columns]."
-    yield Problem(f"{name} must have the columns of the data set, in its order", received, remedy)
-
-
 def is_sparse(values: Any) -> bool:
     """Return whether this is a sparse matrix of SciPy, or a sparse tensor."""
     if isinstance(values, Tensor):
@@ -197,7 +195,8 @@ def _is_of_pandas(values: Any) -> bool:
     return any(kind.__module__.startswith("pandas.") for kind in type(values).__mro__)
 
 
-def _is_table(values: Any) -> bool:
+def is_table(values: Any) -> bool:
+    """Return whether this is a table of pandas."""
     return _is_of_pandas(values) and getattr(values, "ndim", 0) == 2
 
 
@@ -228,7 +227,7 @@ def unusable(table: Any) -> str:
     >>> unusable(np.zeros((2, 2)))
     ''
     """
-    if not _is_table(table):
+    if not is_table(table):
         return ""
     pairs = [(name, table.iloc[:, at]) for at, name in enumerate(table.columns)]
     others = [
@@ -398,8 +397,9 @@ def _number_problems(name: str, values: Any, array: Any) -> Iterator[Problem]:
         yield Problem(
             f"{name} must hold numbers",
             f"columns {columns}" if columns else f"an array of {array.dtype}",
-            "Encode other columns, for instance by pandas.get_dummies, leave them out, or pass a "
-            "train_transform that returns tensors.",
+            "Encode other columns: pass preprocess=make_column_transformer((OneHotEncoder(), "
+            "['name']), …), which gets a DataFrame; leave them out, or pass a train_transform that "
+            "returns tensors.",
         )
 
 

@@ -18,6 +18,7 @@ from asynckfold.data.dataset import TARGET_KEYS, KeyedTargets, SampleSource
 from asynckfold.data.device_copies import Prefetcher, sent
 from asynckfold.data.labels import Encoding
 from asynckfold.data.shared_arrays import ArraySpec
+from asynckfold.data.table_codes import TableCodes
 from asynckfold.data.transforms.random_numbers import (
     Draw,
     JoinedDraw,
@@ -189,6 +190,8 @@ class Batches:
         self._train = train_view
         self._eval = eval_view
         self.last_is_target = False
+        self.codes: TableCodes | None = None
+        """What the rows stand for, where `preprocess` gets a table of pandas."""
         self.not_finite: tuple[int, ...] = ()
         """Samples that hold NaN or infinity: the first of the inputs, and of the targets."""
         self.moved: dict[torch.device, Batches] = {}
@@ -445,6 +448,7 @@ class DataHandle:
     schema: Schema | None = None  # of targets of several parts
     not_finite: tuple[int, ...] = ()  # see `Batches.not_finite`
     last_is_target: bool = False  # taken to be so, of more than two tensors
+    codes: TableCodes | None = None  # see `Batches.codes`
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "fds": ()}
@@ -467,6 +471,7 @@ class DataHandle:
             views = [_ArrayView(arrays[slot - 1], view) for slot, view in pairs]
         batches = Batches(targets, views[0], views[1], records, self.collation, self.schema)
         batches.not_finite, batches.last_is_target = self.not_finite, self.last_is_target
+        batches.codes = self.codes
         return batches
 
 

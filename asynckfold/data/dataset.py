@@ -23,13 +23,14 @@ from asynckfold.data.arrays import (
     ExactArrays,
     as_trees,
     by_position,
-    column_problems,
     is_sparse,
+    is_table,
     not_half,
     plain,
     targets_as_trees,
 )
 from asynckfold.data.labels import Encoding
+from asynckfold.data.table_codes import with_columns
 from asynckfold.data.transforms.random_numbers import generators_kept, seed_generators
 from asynckfold.data.transforms.steps import Step, apply, flatten, step_name
 from asynckfold.data.transforms.trees import (
@@ -43,7 +44,7 @@ from asynckfold.data.transforms.trees import (
     same_sample,
     to_array,
 )
-from asynckfold.errors import InputError, Problem, nearest, refuse
+from asynckfold.errors import InputError, Problem, nearest
 from asynckfold.jobs.folds import Indices
 
 _PROBES = 8
@@ -324,7 +325,7 @@ def open_inputs(
 def _check_style(dataset: Any, name: str = "dataset") -> None:
     """Refuse what is not map-style."""
     lacking = [method for method in ("__len__", "__getitem__") if not hasattr(dataset, method)]
-    if lacking or isinstance(dataset, dict):
+    if lacking or isinstance(dataset, (dict, str)):
         raise InputError.one(
             f"{name} must be map-style: have a length and give samples by index",
             type(dataset).__name__ + f" without {' and '.join(lacking)}" * bool(lacking),
@@ -463,8 +464,8 @@ def _reads_alike(index: int, source: SampleSource, bare: SampleSource) -> bool:
 def joined(dataset: Any, other: Any) -> tuple[Any, Indices, Indices]:
     """Return one dataset with the samples of two, and where those of each are.
 
-    Both are datasets, each keeping its own transform, or both are tuples (X, y). Raises
-    `InputError` where these kinds, or the columns of tables, differ.
+    Both are datasets, each keeping its own transform, or both are tuples (X, y), tables with the
+    same columns in any order. Raises `InputError` where these kinds differ, or a column is missing.
 
     >>> both, first, second = joined((np.zeros((3, 2)), [0, 1, 0]), (np.ones((1, 2)), [1]))
     >>> both[0].shape, both[1].tolist(), first.tolist(), second.tolist()
@@ -480,7 +481,8 @@ def joined(dataset: Any, other: Any) -> tuple[Any, Indices, Indices]:
         both: Any = ConcatDataset([dataset, other])
         counts = len(dataset), len(other)
     else:
-        refuse(column_problems(mine[0], theirs[0], "valid"))
+        if is_table(mine[0]) and is_table(theirs[0]):
+            theirs = (with_columns(theirs[0], mine[0].columns, "valid"), theirs[1])
         both = tuple(map(_stacked, mine, theirs, "Xy"))
         counts = len(mine[0]), len(theirs[0])
     numbers = np.arange(sum(counts))
@@ -500,7 +502,7 @@ def repeated(dataset: Any, most: int) -> tuple[Any, Indices, Indices]:
     both: Any = (
         Subset(dataset, numbers.tolist())
         if arrays is None
-        else tuple(_array(part, name)[numbers] for part, name in zip(arrays, "Xy", strict=True))
+        else tuple(_rows(part, name, numbers) for part, name in zip(arrays, "Xy", strict=True))
     )
     places = np.arange(len(numbers))
     return both, places[:count], places[count:]
@@ -528,7 +530,16 @@ def _array(part: Any, name: str) -> Any:
     return plain(part, name) if name == "X" else np.asarray(by_position(part, name))
 
 
+def _rows(part: Any, name: str, numbers: Indices) -> Any:
+    is_kept = name == "X" and is_table(part)
+    return part.iloc[numbers] if is_kept else _array(part, name)[numbers]
+
+
 def _stacked(mine: Any, theirs: Any, name: str) -> Any:
+    if name == "X" and is_table(mine) and is_table(theirs):
+        import pandas as pd
+
+        return pd.concat([mine, theirs])
     if isinstance(mine, TreeArrays):
         return tree_map(partial(_stacked, name=name), mine.tree, theirs.tree)
     if isinstance(mine, Tensor) and isinstance(theirs, Tensor):

@@ -33,6 +33,7 @@ from asynckfold.data.reading import (
     runs_user_code,
 )
 from asynckfold.data.shared_arrays import ArraySpec, SharedArray
+from asynckfold.data.table_codes import TableCodes
 from asynckfold.data.transforms.random_numbers import seeded
 from asynckfold.data.transforms.steps import apply
 from asynckfold.data.transforms.trees import (
@@ -108,6 +109,14 @@ class PreparedData:
         """Return what a worker needs, with this process's descriptors of the shared arrays."""
         fds = tuple(array.fd for array in self._shared)
         return replace(self._handle, fds=fds, last_is_target=self.last_is_target)
+
+    def with_codes(self, codes: TableCodes | None) -> PreparedData:
+        """Return the data as rows of a table, what their numbers stand for being part of them."""
+        if codes is None:
+            return self
+        handle, digest = replace(self._handle, codes=codes), self._digest + codes.digest
+        fingerprint = _fingerprint(handle, self._shared, self.labels, digest)
+        return replace(self, fingerprint=fingerprint, _handle=handle, _digest=digest)
 
     def preprocess_problems(self) -> Iterator[Problem]:
         """Yield that a scikit-learn transformer cannot have samples of several tensors."""

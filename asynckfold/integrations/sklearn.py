@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from asynckfold.data.table_codes import TableCodes
 from asynckfold.data.transforms.random_numbers import seeded
 from asynckfold.data.transforms.trees import Array
 from asynckfold.errors import Problem
@@ -66,6 +67,7 @@ def on_folds(
     preprocess: Any,
     scoring: Any,
     objective: Objective,
+    codes: TableCodes | None = None,
 ) -> tuple[list[Candidate], dict[str, str]]:
     """Fit clones of estimators on the training part of each fold, and score the rest.
 
@@ -85,6 +87,8 @@ def on_folds(
         Fitted anew on each training part.
     scoring, objective
         Of the run.
+    codes : TableCodes, optional
+        What the rows stand for, where `preprocess` gets a table.
     """
     from sklearn.base import clone
 
@@ -97,7 +101,7 @@ def on_folds(
     seconds = {name: np.full(len(folds), np.nan) for name, _ in pairs}
     failed: dict[str, dict[int, str]] = {name: {} for name, _ in pairs}
     for number, fold in enumerate(folds):
-        inputs = _inputs(rows, targets, preprocess, fold)
+        inputs = _inputs(rows, targets, preprocess, fold, codes)
         for name, estimator in pairs:
             try:
                 # Without a random_state, an estimator draws from the global generators.
@@ -133,11 +137,15 @@ def on_folds(
 
 
 def _inputs(
-    rows: Array, targets: npt.NDArray[Any], preprocess: Any, fold: Fold
+    rows: Array,
+    targets: npt.NDArray[Any],
+    preprocess: Any,
+    fold: Fold,
+    codes: TableCodes | None,
 ) -> npt.NDArray[Any]:
     if preprocess is None:
         return rows.reshape(len(rows), -1)
-    fit = preprocessing.fit_on(preprocess, rows, torch.from_numpy(targets), fold.train)
+    fit = preprocessing.fit_on(preprocess, rows, torch.from_numpy(targets), fold.train, codes)
     return preprocessing.transform(fit, rows).numpy().reshape(len(rows), -1)
 
 

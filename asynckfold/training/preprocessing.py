@@ -11,20 +11,25 @@
 the eval view, in the type of the data; only its output is converted to float32. If both views are
 the same, training samples are the output of ``fit_transform``, as in a scikit-learn pipeline;
 cross-fitting transformers give others from ``transform``.
+
+A table of pandas whose columns are not all numbers is shared as rows of numbers, see `TableCodes`;
+the transformer gets the table again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from asynckfold.data.arrays import NOT_FINITE, rounded
+from asynckfold.data.arrays import NOT_FINITE, is_table, rounded
 from asynckfold.data.batches import Batches
+from asynckfold.data.table_codes import TableCodes
 from asynckfold.data.transforms.random_numbers import seeded
 from asynckfold.data.transforms.trees import Array
 from asynckfold.errors import InputError, Problem, refuse
@@ -52,7 +57,7 @@ def fit_transform(
     if preprocess is None:
         return data
     rows = data.inputs(np.arange(data.n_samples))
-    fit, fitted_rows = _fitted(preprocess, rows, data.targets, train)
+    fit, fitted_rows = _fitted(preprocess, rows, data.targets, train, data.codes)
     alike = data.one_view
     if alike:
         others = np.setdiff1d(np.arange(data.n_samples), train)
@@ -69,23 +74,47 @@ def fit_transform(
     return data.with_inputs(_narrow(changed), None if alike else partial(transform, fit))
 
 
-def fit_on(preprocess: Any, rows: Array, targets: torch.Tensor, train: Indices) -> Any:
+@dataclass(frozen=True, eq=False)
+class FittedOnTable:
+    """A fitted transformer of tables, which takes them, or their rows, see `TableCodes`."""
+
+    fitted: Any
+    codes: TableCodes
+
+    def transform(self, rows: Any) -> Any:
+        """Return what the transformer makes of a table, or of the table of some rows."""
+        return self.fitted.transform(rows if is_table(rows) else self.codes.table(rows))
+
+
+def fit_on(
+    preprocess: Any,
+    rows: Array,
+    targets: torch.Tensor,
+    train: Indices,
+    codes: TableCodes | None = None,
+) -> Any:
     """Return a clone of a scikit-learn transformer, fitted on the rows `train` only."""
-    return _fitted(preprocess, rows, targets, train)[0]
+    return _fitted(preprocess, rows, targets, train, codes)[0]
 
 
-def transform(fit: Any, rows: Array) -> torch.Tensor:
-    """Transform rows, and return them in float32."""
+def transform(fit: Any, rows: Any) -> torch.Tensor:
+    """Transform rows, or a table, and return them in float32."""
     return _narrow(_changed(fit, rows))
 
 
 def _fitted(
-    preprocess: Any, rows: Array, targets: torch.Tensor, train: Indices
+    preprocess: Any,
+    rows: Array,
+    targets: torch.Tensor,
+    train: Indices,
+    codes: TableCodes | None,
 ) -> tuple[Any, Array]:
     """Return a fitted clone, and its output for the training rows."""
     from sklearn.base import clone
 
     fit, inputs = clone(preprocess), rows.reshape(len(rows), -1)[train]
+    if codes is not None:
+        inputs = codes.table(inputs)
     wanted = targets.cpu().numpy()[train]
     # Without a random_state, a transformer draws from the global generators.
     with seeded(0):
@@ -93,12 +122,14 @@ def _fitted(
             output = fit.fit_transform(inputs, wanted)
         else:
             output = fit.fit(inputs, wanted).transform(inputs)
-    return fit, _dense(fit, output, len(inputs))
+    dense = _dense(fit, output, len(inputs))
+    return fit if codes is None else FittedOnTable(fit, codes), dense
 
 
-def _changed(fit: Any, rows: Array) -> Array:
+def _changed(fit: Any, rows: Any) -> Array:
+    flat = rows if is_table(rows) else rows.reshape(len(rows), -1)
     with seeded(0):
-        return _dense(fit, fit.transform(rows.reshape(len(rows), -1)), len(rows))
+        return _dense(fit, fit.transform(flat), len(rows))
 
 
 def _dense(fit: Any, output: Any, count: int) -> Array:
@@ -108,7 +139,7 @@ def _dense(fit: Any, output: Any, count: int) -> Array:
         with suppress(TypeError, ValueError):
             array = array.astype(np.float64)
     if array.dtype.kind not in "biuf" or array.shape[:1] != (count,):
-        name = type(fit).__name__
+        name = type(getattr(fit, "fitted", fit)).__name__
         received = f"{array.dtype} of shape {array.shape} for {count} samples, from {name}"
         remedy = "Use transformers that return numbers, and as many rows as samples."
         raise InputError.one("preprocess must give real numbers for each sample", received, remedy)

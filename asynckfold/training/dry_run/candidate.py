@@ -104,6 +104,8 @@ class CandidateTrial:
         self.first_rows = torch.tensor(list(rows)[:size])
         self.data_notes: list[str] = []
         remedy = "It gets an array of numbers, one row for each sample, without column names."
+        if data.codes is not None:
+            remedy = "It gets a DataFrame with the columns of X, and the targets."
         with trying("preprocess must work on the training part of each fold", remedy):
             tell = self.data_notes.append
             self.seen = fit_transform(data, recipe.preprocess, self.rows, tell)
