@@ -13,7 +13,7 @@ from asynckfold.jobs.criteria import is_factory, why_not_of_pairs
 from asynckfold.jobs.digests.ownership import sent_by_value
 from asynckfold.jobs.grid import Grid, Parts
 from asynckfold.jobs.objective import RECONSTRUCTION
-from asynckfold.jobs.recipe import sending_problems
+from asynckfold.jobs.recipe import STANDARDIZE, sending_problems
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.scoring import reported_names
 from asynckfold.store.lock import shared_problems
@@ -58,6 +58,11 @@ _CLASHES = (
         ("baseline",),
         "the serial baseline trains by the criterion alone, on samples of one shape",
     ),
+    (
+        ("target_transform",),
+        ("output_transform",),
+        "each says what outputs are in the units of the targets",
+    ),
     (("preprocess", "targets"), ("task",), "task='reconstruction' takes the input as the target"),
     (("plan_from",), ("threads_per_job",), "both say how many threads a job has"),
 )
@@ -85,7 +90,7 @@ _FUNCTIONS = {
 _SENT = (
     "criterion",
     *("training_step", "validation_step", "fit_fn", "preprocess", "train_transform"),
-    *("eval_transform", "collate_fn", "sampler"),
+    *("target_transform", "eval_transform", "collate_fn", "sampler"),
 )
 """Arguments of `AsyncKFold` that workers get."""
 
@@ -99,6 +104,7 @@ def settings_problems(settings: Settings) -> Iterator[Problem]:
     if isinstance(settings.sampler, str) and settings.sampler != "balanced":
         rule = "sampler must be 'balanced', an array of weights, or a function of the targets"
         yield Problem(rule, repr(settings.sampler), "Pass sampler='balanced'.")
+    yield from _target_transform_problems(settings.target_transform)
     yield from root_problems(settings.root)
     yield from settings.machine_problems(is_here=settings.engine != "ray")
     for name, shape in _FUNCTIONS.items():
@@ -166,6 +172,15 @@ def _criterion_problems(criterion: Any) -> Iterator[Problem]:
         )
     elif misfit := why_not_of_pairs(criterion):
         yield Problem("criterion must be a function of outputs, and of labels or numbers", *misfit)
+
+
+def _target_transform_problems(transform: Any) -> Iterator[Problem]:
+    methods = ("fit", "transform", "inverse_transform")
+    is_unfit = isinstance(transform, type) or not all(hasattr(transform, name) for name in methods)
+    if transform not in (None, STANDARDIZE) and is_unfit:
+        rule = f"target_transform must be {STANDARDIZE!r}, or a transformer with an inverse"
+        remedy = "Pass for instance sklearn.preprocessing.PowerTransformer()."
+        yield Problem(rule, one_line(transform), remedy)
 
 
 def root_problems(root: Path) -> Iterator[Problem]:

@@ -280,6 +280,11 @@ class Settings(MachineArguments, JobTrainer):
         `inner_val`), and applied to all. It receives each sample as one row of features; its output
         becomes float32. A DataFrame whose columns are not all numbers, or are chosen by name in a
         `ColumnTransformer`, it receives as it is.
+    target_transform : "standardize" or scikit-learn transformer, optional
+        Transforms targets that are numbers. A clone is fitted on the samples that a job trains on;
+        criterion, steps and losses get transformed targets. Outputs pass the inverse: scores,
+        `CVResults.oof` and predictions are in the units of the data set. "standardize" is
+        ``StandardScaler()``.
     resume : {"auto", "never", "must"}
         What to do with a folder that holds a run. "auto" continues it. "never" trains from scratch
         and renames the folder to ``<root_dir>.earlier-1``, ``-2``, …; a folder that holds anything
@@ -434,6 +439,7 @@ class Settings(MachineArguments, JobTrainer):
     train_transform: Callable[[Any], Any] | None = argument(None, group="data")
     eval_transform: Callable[[Any], Any] | None = argument(None, group="data")
     preprocess: Any = argument(None, group="data")
+    target_transform: Any = argument(None, group="data", metavar="standardize", reads=str)
     resume: Literal["auto", "never", "must"] = argument("auto", group="output")
     baseline: Literal["none", "estimate", "measure"] | None = argument(
         "none", group="output", none=""

@@ -124,6 +124,7 @@ def make_recipe(settings: Settings, grid: Grid, opt_fn: Any) -> Recipe:
         opt_fn,
         criterion,
         settings.preprocess,
+        settings.target_transform,
         training_step=settings.training_step,
         validation_step=settings.validation_step,
         fit_fn=settings.fit_fn,

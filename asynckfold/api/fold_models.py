@@ -48,6 +48,7 @@ from asynckfold.store import RunStore
 from asynckfold.training import preprocessing, seeding, setup
 from asynckfold.training.calls import outputs_of
 from asynckfold.training.isolation.guard import isolated
+from asynckfold.training.target_transform import FittedTargets, fit_targets
 
 CHECKED = 8
 """Held-out samples of each fold that are compared with what was recorded."""
@@ -86,6 +87,7 @@ class Member:
     fit: Any  # of `preprocess`; None without one
     precision: str
     columns: Schema | None = None  # of outputs that are trees
+    target: FittedTargets | None = None  # of `target_transform`
 
     def outputs(self, seen: Any) -> Outputs:
         """Return the outputs of samples after the eval transform."""
@@ -96,7 +98,7 @@ class Member:
             outputs = outputs_of(self.model, seen, self.precision)
         joined = outputs if self.columns is None else self.columns.join(outputs)
         found: Outputs = joined.float().numpy()
-        return found
+        return found if self.target is None else self.target.inverse(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -436,8 +438,11 @@ class RunModels:
             if rows is not None:
                 codes = self.given.codes
                 fit = preprocessing.fit_on(preprocess, rows, data.targets, fold.fitted, codes)
-            columns = plan.objective_of(job.model).columns
-            member = Member(self.model(job), fit, plan.params.precision_on_cores, columns)
+            columns, target = plan.objective_of(job.model).columns, self.recipe.target_transform
+            if target is not None:
+                target = fit_targets(target, data.targets, fold.fitted)
+            precision = plan.params.precision_on_cores
+            member = Member(self.model(job), fit, precision, columns, target)
             refuse(self._difference(member, job, fold, data, form))
             members.append(member)
         if without_outputs({job.id: self.results.results[job.id] for job in jobs}):

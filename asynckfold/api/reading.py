@@ -105,6 +105,8 @@ def prepared(call: Call, take_pool: Callable[[], WorkerPool]) -> Iterator[Prepar
     try:
         if settings.preprocess is not None:
             refuse(data.preprocess_problems())
+        if settings.target_transform is not None:
+            refuse(data.target_transform_problems())
         # A transformer may fill in missing values.
         at = "" if settings.preprocess is None else " before preprocess"
         notes = [note + at if note.endswith(NOT_FINITE) else note for note in data.notes]

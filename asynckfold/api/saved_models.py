@@ -6,6 +6,7 @@
       header      JSON under ``asynckfold``: `Header`; SHA-256 of all else
       tensors     0.layers.0.weight …    weights, by model
                   preprocess.0           what `preprocess` fitted, by model: bytes of skops
+                  target_transform.0     likewise of `target_transform`
                   check.0                outputs of each model for made-up inputs
 
 The made-up inputs hold nothing of the run's data. With them, a factory that builds another model of
@@ -52,6 +53,7 @@ from asynckfold.system.files import write_whole
 from asynckfold.training import preprocessing, seeding
 from asynckfold.training.checkpoint import is_plain_tensor, separate
 from asynckfold.training.isolation.guard import isolated
+from asynckfold.training.target_transform import FittedTargets
 
 FORMAT = 1
 """Raised when older versions cannot read the file."""
@@ -167,13 +169,16 @@ def export_onnx(prediction: PredictionModels, path: Path, *, overwrite: bool) ->
 
 def expected_by(prediction: PredictionModels) -> dict[str, str]:
     """Describe what the first model takes; see `FoldEnsemble.expects`."""
-    fit, about = prediction.members[0].fit, dict[str, str]()
+    member, about = prediction.members[0], dict[str, str]()
+    fit = member.fit
     if prediction.steps:
         about["eval_transform"] = "; ".join(
             step_name(step) if inspect.isfunction(step) else str(step) for step in prediction.steps
         )
     if fit is not None:
         about["preprocess"] = fit_text(getattr(fit, "fitted", fit))
+    if member.target is not None:
+        about["target_transform"] = fit_text(member.target.fitted)
     return about
 
 
@@ -220,8 +225,10 @@ def _gathered(
             if member.fit is not None:
                 fit = getattr(member.fit, "fitted", member.fit)
                 tensors[f"preprocess.{number}"] = packed_fit(fit)
+            if member.target is not None:
+                tensors[f"target_transform.{number}"] = packed_fit(member.target.fitted)
     except ValueError as error:
-        rule = "preprocess must hold no functions and classes of your own to be saved"
+        rule = "preprocess and target_transform must hold no code of your own to be saved"
         yield Problem(rule, str(error), "Use transformers of scikit-learn.")
 
 
@@ -324,15 +331,22 @@ def load_model(
     made_of = f"{path}, of {header.candidate}"
     try:
         steps = tuple(map(restored_step, header.eval_transform))
-        packed = [tensors.get(f"preprocess.{at}") for at in range(len(header.channels_last))]
-        fits = [None if data is None else unpacked_fit(data) for data in packed]
+        fits, targets = (
+            [
+                unpacked_fit(tensors[f"{name}.{at}"]) if f"{name}.{at}" in tensors else None
+                for at in range(len(header.channels_last))
+            ]
+            for name in ("preprocess", "target_transform")
+        )
     except _DAMAGE as error:
         raise StoreCorruptError(f"{made_of}, cannot be restored: {error}") from error
     transform = _output_transform(header, output_transform)
     models = [_rebuilt(header, number, factory, tensors, made_of) for number in range(len(fits))]
     precision, columns = header.precision, header.objective.columns
-    pairs = zip(models, fits, strict=True)
-    members = tuple(Member(model, fit, precision, columns) for model, fit in pairs)
+    members = tuple(
+        Member(model, fit, precision, columns, target and FittedTargets(target))
+        for model, fit, target in zip(models, fits, targets, strict=True)
+    )
     prediction = PredictionModels(
         header.input,
         steps,

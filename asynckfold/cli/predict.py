@@ -163,7 +163,7 @@ def code_problems(plan: Plan, model: str, recipe: Recipe, settings: Settings) ->
     """Yield a problem if the model or the transforms changed since the weights were trained."""
     stored, here = plan.recipe.get("code", {}), of_run(recipe, settings).parts
     view = "train_transform" if settings.eval_transform is None else "eval_transform"
-    wanted = (f"model {model}", "preprocess", view)
+    wanted = (f"model {model}", "preprocess", "target_transform", view)
     there, now = (
         {
             # Initial weights do not matter: trained ones replace them.

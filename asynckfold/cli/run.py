@@ -36,7 +36,7 @@ from asynckfold.system.signals import listening
 
 _NAMES = (
     *("models", "schedulers", "optimizer", "param", "scoring", "rank_by", "pos_label", "sampler"),
-    *("criterion", "folds", "max_memory", "min_free_memory"),
+    *("criterion", "target_transform", "folds", "max_memory", "min_free_memory"),
 )
 """Flags whose texts are taken from the folder of a run, beside numbers, switches and words."""
 

@@ -459,8 +459,8 @@ def predicting_parts(
 
     sweep = sweep_parts(parsed, named_sweep)
     models = with_model(named_models(sweep.models)[0], sweep.params, model)
-    preprocess = sweep.settings.get("preprocess")
-    recipe = Recipe(models, {}, sweep.opt_fn, sweep.criterion, preprocess)
+    preprocess, target = map(sweep.settings.get, ("preprocess", "target_transform"))
+    recipe = Recipe(models, {}, sweep.opt_fn, sweep.criterion, preprocess, target)
     words = ("train_transform", "eval_transform", "output_transform")
     views: dict[str, Any] = {name: sweep.settings.get(name) for name in words}
     settings = Settings(None, sweep.dataset, Path(parsed.root), sweep.criterion, 1, **views)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -192,6 +193,10 @@ class Batches:
         self.last_is_target = False
         self.codes: TableCodes | None = None
         """What the rows stand for, where `preprocess` gets a table of pandas."""
+        self.inverse: Callable[[Array], Array] | None = None
+        """Brings outputs into the units of the data set, where targets were transformed."""
+        self.targets_in_units = targets
+        """Targets as the data set has them, on the host."""
         self.not_finite: tuple[int, ...] = ()
         """Samples that hold NaN or infinity: the first of the inputs, and of the targets."""
         self.moved: dict[torch.device, Batches] = {}
@@ -301,6 +306,12 @@ class Batches:
         train = held if change is None else _MappedView(self._train, change)
         return Batches(self.targets, train, held, schema=self.schema)
 
+    def with_targets(self, targets: Tensor, inverse: Callable[[Array], Array]) -> Batches:
+        """Return the same inputs with transformed targets, and what brings outputs back."""
+        made = copy(self)
+        made.targets, made.inverse, made.moved = targets, inverse, {}
+        return made
+
     def bytes_on(self, device: torch.device) -> int:
         """Return the bytes that the arrays of both views and the targets take on a device."""
         arrays = (self.targets, *self._train.arrays, *self._eval.arrays)
@@ -321,7 +332,9 @@ class Batches:
         fits = room is None or size <= room
         moved = {key: array.to(place) for key, array in arrays.items()} if fits else {}
         views = train.to(place, moved), evaluation.to(place, moved)
-        return Batches(self.targets.to(place), *views, self.records, self.collation, self.schema)
+        there = Batches(self.targets.to(place), *views, self.records, self.collation, self.schema)
+        there.inverse, there.targets_in_units = self.inverse, self.targets_in_units
+        return there
 
     def _gather(
         self, view: _ViewBatches, indices: Indices | Tensor, seed: int, epoch: int

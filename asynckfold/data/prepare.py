@@ -45,7 +45,8 @@ from asynckfold.data.views import (
     View,
 )
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.jobs.criteria import Criterion
+from asynckfold.jobs.criteria import VALUES, Criterion
+from asynckfold.jobs.objective import REGRESSION
 
 _ELSEWHERE = (
     "samples were read in this process: a worker, which imports modules again, read different "
@@ -125,6 +126,16 @@ class PreparedData:
             rule = "preprocess needs samples of one tensor: it gets one row of numbers each"
             remedy = "Leave one out, or transform inputs before, by train_transform."
             yield Problem(rule, f"a collate_fn, or inputs {inputs}", remedy)
+
+    def target_transform_problems(self) -> Iterator[Problem]:
+        """Yield that targets are no numbers on the scale of outputs, or that reads differ."""
+        objective, is_random = self.labels.objective, self._handle.encoding is not None
+        is_plain = objective.targets is None and objective.scale == VALUES
+        if objective.kind != REGRESSION or not is_plain or is_random:
+            rule = "target_transform needs targets that are numbers, which outputs are compared to"
+            what = f"{objective.kind}, outputs that are {objective.scale}"
+            remedy = "Leave it out, or use a criterion such as MSELoss."
+            yield Problem(rule, what + ", and random targets" * is_random, remedy)
 
     def stored(self, rows: Sequence[int]) -> Array | None:
         """Return samples as the eval view stores them; None where they are read one by one."""

@@ -35,6 +35,9 @@ LR_SCHEDULES = (
     "warm",
 )
 
+STANDARDIZE = "standardize"
+"""Targets to mean 0 and standard deviation 1, by scikit-learn's StandardScaler."""
+
 _NO_NAME = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -50,6 +53,8 @@ class Recipe:
     criterion: Callable[..., Any]
     # unfitted scikit-learn transformer, cloned and fitted on what each job trains on
     preprocess: Any = None
+    # the same for targets, with an inverse; or `STANDARDIZE`
+    target_transform: Any = None
     # (model, batch, state) → loss, in place of criterion(model(inputs), targets)
     training_step: Callable[..., Any] | None = None
     # (model, batch, state) → measures of the held-out fold

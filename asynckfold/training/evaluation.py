@@ -39,6 +39,7 @@ from asynckfold.training.losses import adds_up, as_given, classifies, mean_loss,
 from asynckfold.training.model_state import StateSnapshot
 from asynckfold.training.optimizers import optimizers_of
 from asynckfold.training.stopwatch import mark, seconds_between
+from asynckfold.training.target_transform import in_units
 
 if TYPE_CHECKING:
     from asynckfold.training.training_run import Training
@@ -240,11 +241,12 @@ def numbers(training: Training, indices: Indices, tensors: Sequence[torch.Tensor
         return _of_batches(training, len(indices), *(item.numpy() for item in tensors))
     outputs, loss, *accuracy = tensors
     divisor = len(outputs) if adds_up(training.criterion, training.bundle.plan) else 1
+    inverse = training.data.inverse
     return Evaluation(
         float(loss) / divisor,
         float(accuracy[0]) if accuracy else None,
         bool(outputs.isnan().any()),
-        outputs.numpy(),
+        outputs.numpy() if inverse is None else inverse(outputs.numpy()),
     )
 
 
@@ -274,7 +276,8 @@ def accumulate_scores(training: Training) -> dict[str, float]:
     accumulator = make()
     with evaluating(training):
         columns = training.objective.columns
-        for targets, outputs in training.batches_of(training.valid):
+        batches = training.batches_of(training.valid)
+        for targets, outputs in in_units(training.data, training.valid, batches):
             rows = outputs if columns is None else columns.join(outputs)
             accumulator.update(targets.cpu().numpy(), rows.float().cpu().numpy())
     return dict(accumulator.scores())

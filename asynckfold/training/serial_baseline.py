@@ -259,25 +259,32 @@ def views(
     """
     train, valid = bundle.ordinary
     preprocess = bundle.recipe.preprocess
-    if preprocess is None:
+    targets = None if seen.inverse is None else seen.targets.cpu()
+    if preprocess is None and targets is None:
         return train, valid
+    if preprocess is None:
+        return _SeenSamples(train, None, targets), _SeenSamples(valid, None, targets)
     whole = TensorDataset(*(part.cpu() for part in seen.eval(torch.arange(seen.n_samples))))
     if seen.one_view:
         return whole, whole
     rows = data.inputs(torch.arange(data.n_samples))
-    return _PreprocessedSamples(train, fit_on(preprocess, rows, data.targets, fold.fitted)), whole
+    fit = fit_on(preprocess, rows, data.targets, fold.fitted)
+    return _SeenSamples(train, fit, targets), whole
 
 
 @dataclass(frozen=True, eq=False)
-class _PreprocessedSamples(Dataset[Any]):
-    """A dataset whose samples pass a fitted transformer one by one."""
+class _SeenSamples(Dataset[Any]):
+    """A dataset whose samples pass a fitted transformer one by one, with other targets."""
 
     samples: Any
     fit: Any
+    targets: torch.Tensor | None
 
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def __getitem__(self, index: int) -> tuple[Any, torch.Tensor]:
         sample, target = self.samples[index]
-        return transform(self.fit, exact(default_collate([sample])))[0], target
+        if self.fit is not None:
+            sample = transform(self.fit, exact(default_collate([sample])))[0]
+        return sample, target if self.targets is None else self.targets[index]

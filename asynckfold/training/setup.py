@@ -29,9 +29,9 @@ from asynckfold.training.calls import scaler_of
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.losses import criterion_for
 from asynckfold.training.optimizers import opt_fn_for, optimizers_of, with_fused_kernel
-from asynckfold.training.preprocessing import fit_transform
 from asynckfold.training.pretraining import PretrainingSummary
 from asynckfold.training.stopwatch import Stopwatch
+from asynckfold.training.target_transform import seen_by
 from asynckfold.training.training_run import Report, Training
 from asynckfold.training.user_steps import user_step, user_validation
 
@@ -70,7 +70,7 @@ def build(
     job, plan, recipe = task.job, bundle.plan, bundle.recipe
     stopwatch, fold = Stopwatch(bundle.job_timeout_s), bundle.fold_of(job)
     train = fold.fitted
-    data = to_device(fit_transform(data, recipe.preprocess, train), device)
+    data = to_device(seen_by(data, recipe, train), device)
     model = initial_model(recipe, plan, job, device, ordinary=ordinary)
     pretrained = PretrainingSummary()
     pretrains = pretrains and pretraining.has_pretraining(model)

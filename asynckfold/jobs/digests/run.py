@@ -118,6 +118,7 @@ def _of_jobs(recipe: Any) -> dict[str, Any]:
     parts["opt_fn"] = recipe.opt_fn
     parts["criterion"] = recipe.make_criterion or recipe.criterion
     parts["preprocess"] = _unfitted(recipe.preprocess)
+    parts["target_transform"] = _unfitted(recipe.target_transform)
     parts["training_step"] = recipe.training_step
     parts["validation_step"] = recipe.validation_step
     parts["fit_fn"] = recipe.fit_fn

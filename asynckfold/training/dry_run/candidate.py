@@ -40,7 +40,7 @@ from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.losses import trained_parameters
 from asynckfold.training.optimizers import opt_fn_for, optimizers_of, with_fused_kernel
-from asynckfold.training.preprocessing import fit_transform
+from asynckfold.training.target_transform import seen_by
 from asynckfold.training.user_steps import Refusal, check_loss, joined, user_step, user_validation
 
 REPLICA_BATCH = 8
@@ -106,9 +106,11 @@ class CandidateTrial:
         remedy = "It gets an array of numbers, one row for each sample, without column names."
         if data.codes is not None:
             remedy = "It gets a DataFrame with the columns of X, and the targets."
-        with trying("preprocess must work on the training part of each fold", remedy):
-            tell = self.data_notes.append
-            self.seen = fit_transform(data, recipe.preprocess, self.rows, tell)
+        what, tell = "preprocess", self.data_notes.append
+        if recipe.target_transform is not None:
+            what, remedy = "preprocess and target_transform", f"{remedy} Targets are rows, too."
+        with trying(f"{what} must work on the training part of each fold", remedy):
+            self.seen = seen_by(data, recipe, self.rows, tell)
         self.batch = self._batch(self.first_rows)
         # How the model gets several inputs; empty for one tensor.
         is_one = isinstance(self.batch.inputs, torch.Tensor) and self.seen.collation is None
@@ -183,7 +185,8 @@ class CandidateTrial:
 
     def _look(self, output_samples: dict[str, OutputSample]) -> None:
         """Refuse outputs and a loss that cannot be trained with, or scored."""
-        is_plain = self.live.user_step is None and self.bundle.recipe.fit_fn is None
+        recipe = self.bundle.recipe
+        is_plain = self.live.user_step is None and recipe.fit_fn is None
         self.live.set_mode(train=is_plain)
         outputs = evaluated = self._outputs(self.live.model)
         if is_plain and not isinstance(outputs, torch.Tensor):
@@ -194,7 +197,9 @@ class CandidateTrial:
             # Before the check: labels are numbered where a model has too few outputs.
             output_samples[self.name] = output_sample(evaluated)
             checks.check_outputs(self.name, evaluated, self.batch.targets, self.bundle)
+            checks.check_units(self.name, evaluated, self.batch.targets, recipe)
         else:
+            checks.check_units(self.name, evaluated, self.batch.targets, recipe)
             output_samples[self.name] = self._sample_of(evaluated)
         loss = self._loss(outputs)
         scorer = f"the criterion of model {self.name}"

@@ -13,6 +13,7 @@ from asynckfold.data.batches import Batches
 from asynckfold.data.transforms.trees import kinds_text, tensors_in
 from asynckfold.jobs.criteria import criterion_of
 from asynckfold.jobs.objective import BINARY, SEGMENTATION
+from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.schema import Schema, UnfitTree, leaves_of
 from asynckfold.training import checkpoint, lr_schedules, pretraining
 from asynckfold.training.bundle import Bundle
@@ -133,6 +134,17 @@ def check_outputs(name: str, outputs: torch.Tensor, targets: torch.Tensor, bundl
         _check_pixels(name, outputs, targets, bundle.highest + 1)
     elif targets.ndim <= 2 and not objective.is_dense:
         _check_classes(name, outputs, bundle)
+
+
+def check_units(name: str, outputs: Any, targets: torch.Tensor, recipe: Recipe) -> None:
+    """Refuse outputs that `target_transform` cannot bring back into the units of the targets."""
+    fits = isinstance(outputs, torch.Tensor) and outputs.numel() == targets.numel()
+    if recipe.target_transform is not None and not fits:
+        raise Refusal(
+            f"model {name} must return as many numbers as its targets have, for target_transform",
+            f"outputs {kinds_text(outputs)} for targets {tuple(targets.shape)}",
+            "Change its last layer, or leave target_transform out.",
+        )
 
 
 def _check_classes(name: str, outputs: torch.Tensor, bundle: Bundle) -> None:

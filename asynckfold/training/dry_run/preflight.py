@@ -160,11 +160,13 @@ class _DryRun:
 
     def result(self) -> Facts:
         """Return the facts, with what the plan records of the live objects."""
-        preprocess = self.bundle.recipe.preprocess
+        recipe = self.bundle.recipe
+        preprocess, target = recipe.preprocess, recipe.target_transform
         recorded = {
             "architecture": self.architectures,
             "settings": self.settings,
             "preprocess": "" if preprocess is None else fingerprints.text_of(preprocess),
+            **({} if target is None else {"target_transform": fingerprints.text_of(target)}),
             **(SUMS if self.sums else {}),
         }
         return replace(

@@ -69,8 +69,8 @@ from asynckfold.training.fusion.module import FusedModule, fuse
 from asynckfold.training.fusion.optimizers import StackedOptimizer, fuse_optimizers
 from asynckfold.training.job_log import JobLog, NoLog
 from asynckfold.training.losses import of_rows
-from asynckfold.training.preprocessing import fit_transform
 from asynckfold.training.stopwatch import Stopwatch
+from asynckfold.training.target_transform import seen_by
 from asynckfold.training.training_run import Report, Training
 
 Tree = dict[str, Any]
@@ -551,11 +551,12 @@ def build(
 def _data_by_job(
     bundle: Bundle, folds: Sequence[Fold], data: Batches, device: torch.device
 ) -> Iterator[Batches]:
-    """Yield the data of each job: the same for all, unless preprocessing is fitted."""
-    preprocess, made = bundle.recipe.preprocess, dict[Any, Batches]()
+    """Yield the data of each job: the same for all, unless something is fitted."""
+    recipe, made = bundle.recipe, dict[Any, Batches]()
+    is_fitted = recipe.preprocess is not None or recipe.target_transform is not None
     for fold in folds:
         # Jobs of one fold set the same samples aside, or none.
-        fitted_on = preprocess is not None and (fold.key, fold.inner_valid.size)
+        fitted_on = is_fitted and (fold.key, fold.inner_valid.size)
         if fitted_on not in made:
-            made[fitted_on] = setup.to_device(fit_transform(data, preprocess, fold.fitted), device)
+            made[fitted_on] = setup.to_device(seen_by(data, recipe, fold.fitted), device)
         yield made[fitted_on]
