@@ -12,7 +12,7 @@ from tests.started import Nursery
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-@pytest.mark.nightly(but=["fit-models3"])
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("script", "models"),
     [
