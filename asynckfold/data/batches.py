@@ -27,7 +27,7 @@ from asynckfold.data.transforms.random_numbers import (
     seed_generators,
     varies,
 )
-from asynckfold.data.transforms.steps import Step, apply, same_steps
+from asynckfold.data.transforms.steps import PerSample, Step, apply, same_steps
 from asynckfold.data.transforms.trees import (
     Array,
     Records,
@@ -45,6 +45,7 @@ from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.schema import Schema, UnfitTree, leaves_of, path_text
 
 _CPU = torch.device("cpu")
+_NO_SAMPLES = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -229,30 +230,21 @@ class Batches:
         numbers = indices.cpu().numpy().reshape(-1)
         return self._gather_joined(indices, JoinedDraw(0, epoch, numbers, seeds=seeds))
 
-    def _gather_joined(self, rows: Tensor, draw: JoinedDraw) -> tuple[Any, Tensor]:
+    def _gather_joined(self, rows: Tensor, draw: Draw) -> tuple[Any, Tensor]:
         inputs, targets = self.gathered(self._train, rows.reshape(-1), draw)
         size = rows.shape
         joined = mapped(lambda item: item.reshape(*size, *item.shape[1:]), inputs)
         return joined, targets.reshape(*size, *targets.shape[1:])
 
-    def train_in_order(
-        self, orders: Sequence[OrderedBatches], low: int, high: int
-    ) -> tuple[Any, Tensor]:
-        """Return what `batch` returns for each order of the train view, stacked, bit-identical.
+    def train_on_device(self, rows: Tensor, *draws: Tensor) -> tuple[Any, Tensor]:
+        """Return what `train` returns for parts (..., B) of `OrderedBatches.on_device`; same bits.
 
-        Sample numbers and draws are on the device already: the host waits for nothing.
+        The host waits for nothing, and a CUDA graph may hold it.
         """
-        parts = [order.part(low, high) for order in orders]
-        rows, draws = torch.stack([there for there, _ in parts]), [draw for _, draw in parts]
-        first = draws[0]
-        joined = JoinedDraw(
-            0,
-            first.epoch,
-            np.concatenate([draw.indices for draw in draws]),
-            seeds=[draw.seed for draw in draws],
-            sent={place: torch.cat([draw.sent[place] for draw in draws]) for place in first.sent},
-        )
-        return self._gather_joined(rows, joined)
+        assert isinstance(self._train, _ArrayView)
+        pairs = zip(self._train.view.drawing, draws, strict=True)
+        sent = {place: bits.reshape(-1) for place, bits in pairs}
+        return self._gather_joined(rows, Draw(0, 0, _NO_SAMPLES, sent=sent))
 
     def eval(self, indices: Indices | Tensor) -> tuple[Any, Tensor]:
         """Return inputs and targets of the eval view, the same at each call."""
@@ -397,13 +389,16 @@ class OrderedBatches:
             if view.is_moved_by_batch:
                 self._prefetcher = Prefetcher(view.array, device)
 
-    def part(self, low: int, high: int) -> tuple[Tensor, Draw]:
-        """Return the numbers on the device, and the draw, of the samples from `low` to `high`."""
-        bits = {place: item[low:high] for place, item in self._bits.items()}
-        draw = self._draw
-        # Without `replace`, which takes longer than to gather a small batch.
-        part = Draw(draw.seed, draw.epoch, draw.indices[low:high], draw.place, bits)
-        return self._there[low:high], part
+    @property
+    def on_device(self) -> list[Tensor] | None:
+        """Sample numbers and draws (n,) on the device; None where the host makes the batches."""
+        view = self._view
+        if not isinstance(view, _ArrayView) or self._batches.collation is not None:
+            return None
+        is_there = view.array.device == view.device and len(self._bits) == len(view.view.drawing)
+        if not is_there or any(isinstance(step, PerSample) for step in view.view.steps):
+            return None
+        return [self._there, *self._bits.values()]
 
     def batch(
         self, low: int, high: int, following: tuple[int, int] | None = None
@@ -413,7 +408,10 @@ class OrderedBatches:
         A batch that stays on the host until it is needed is moved while the device computes on the
         one before, if that named it as `following`.
         """
-        rows, draw = self.part(low, high)
+        bits = {place: item[low:high] for place, item in self._bits.items()}
+        rows, draw = self._there[low:high], self._draw
+        # Without `replace`, which takes longer than to gather a small batch.
+        draw = Draw(draw.seed, draw.epoch, draw.indices[low:high], draw.place, bits)
         if self._prefetcher is None or not isinstance(self._view, _ArrayView):
             return self._batches.gathered(self._view, rows, draw)
         moved = self._prefetcher.take((low, high), self._here[low:high])

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 from operator import sub
-from typing import Any
 
 from torch import Tensor
 
 from asynckfold.jobs.messages import GpuShare
-from asynckfold.training.training_run import Gradient, Training
+from asynckfold.training.training_run import StepTaker, Training
 
 TIMED_STEPS = 10
 """Steps whose median counts: between some lie evaluations, checkpoints and pauses."""
@@ -23,23 +22,22 @@ would time launches."""
 
 
 class ShareMeter:
-    """A gradient that times its first calls, reports the share once, and leaves its place.
+    """Takes steps: times the first, reports the share once, and leaves its place.
 
     `busy` tells the seconds of the GPU, if the job has at least `least_seconds` left.
     """
 
-    def __init__(self, gradient: Gradient, busy: Busy, least_seconds: float = 0.0) -> None:
-        self._gradient, self._busy, self._least_seconds = gradient, busy, least_seconds
+    def __init__(self, step: StepTaker, busy: Busy, least_seconds: float = 0.0) -> None:
+        self._step, self._busy, self._least_seconds = step, busy, least_seconds
         self._began: list[float] = []
 
-    def __call__(self, training: Training, inputs: Any, targets: Tensor) -> Tensor:
-        """Set the gradients of the parameters; return the loss, detached."""
+    def __call__(self, training: Training) -> Tensor:
+        """Take a step; return the loss, detached."""
         self._began.append(time.perf_counter())
-        work = partial(self._gradient, training, inputs, targets)
+        work = partial(self._step, training)
         if len(self._began) <= TIMED_STEPS:
             return work()
-        # First: the gradient may put another one there.
-        training.gradient = self._gradient
+        training.graph = self._step
         step = statistics.median(map(sub, self._began[1:], self._began))
         if training.steps_left * step < self._least_seconds:
             return work()

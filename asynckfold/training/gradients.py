@@ -24,7 +24,7 @@ def training_step(training: Training, inputs: Any, targets: torch.Tensor) -> tor
         return _loss_of(training.user_step, training, inputs, targets).detach()
 
     def backward() -> torch.Tensor:
-        loss: torch.Tensor = training.gradient(training, inputs, targets)
+        loss = fresh_gradient(training, inputs, targets)
         clip(training)
         return loss
 

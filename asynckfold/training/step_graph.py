@@ -1,249 +1,325 @@
-"""The gradient of a step as a CUDA graph: one launch in place of one for each operation.
+"""The step of a job, or of a group of fused ones, as a CUDA graph: one launch in place of many.
 
 ::
 
-    first batch of a job ─ obstacles? ─ capture ─ same numbers? ─ graph
-                               └───────────┴───────────┴───────── eager
+    full, equal batches ─ 3 eager steps ─ trial ─► graph ──► replay: rows in, rates in, losses out
+                                            │        │ an optimizer's numbers changed, or a state
+                                            │        ▼ was loaded: another trial
+    a last, smaller batch ──────────────────┴─────► eager
 
-A graph holds what a step computes from its batch to its gradients. Clipping and the optimizer, a
-few kernels, stay outside: their learning rates and counts are numbers of the host, which a graph
-would freeze. A trial puts back what it changes. With deterministic kernels, a replay has the bits
-of the eager step: which jobs use a graph changes no number, and the plan does not record it. Other
-kernels have other bits in each eager step, too: there, a replay is as close as two of these.
+A graph holds the gather of the batch where the data lie on the GPU, forward, backward, clipping and
+the optimizer. It repeats all numbers of the host, so learning rates are on the device
+(`GraphOptimizer`), and an optimizer whose other numbers change, or that has no such kernel, steps
+outside of the graph. A trial puts back what it changes. With deterministic kernels, a replay has
+the bits of the eager step: which jobs use a graph changes no number, and the plan does not record
+it.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
+from torch.amp.grad_scaler import GradScaler
+from torch.utils import _pytree as pytree
 
 from asynckfold.data.device_copies import packed
-from asynckfold.training import model_state, seeding, torch_internals
+from asynckfold.system.heartbeat import Heartbeat
+from asynckfold.training import model_state, seeding
 from asynckfold.training.calls import outputs_of
+from asynckfold.training.calls import step as take_step
+from asynckfold.training.cuda_graph import (
+    WARM_UPS,
+    Captured,
+    CudaRecorder,
+    NotCapturable,
+    Trial,
+    recorder_on,
+)
 from asynckfold.training.gpu_share import ShareMeter
-from asynckfold.training.gradients import fresh_gradient, needs_closure
-from asynckfold.training.stopwatch import mark, seconds_between
-from asynckfold.training.training_run import Gradient, Training
+from asynckfold.training.gradients import clip, fresh_gradient, needs_closure, training_step
+from asynckfold.training.training_run import StepTaker, Training
 
 LEAST_STEPS = 30
 """Steps that a job must have left: a trial takes the time of about 10, and a replay a fifth of that
 of a step of a small model (H100, `planning/gpu_rule.py`)."""
 
-LEAST_SPREAD, MOST_SPREAD = 1e-4, 1e-3
-"""Relative difference of a replay that is allowed in any case, and in none."""
-
-MEMORY_SHARE = 0.02
-"""Largest share of a GPU's memory for a graph, which keeps its activations: evaluations need as
-much again, and no reservation counts it."""
-
-WARM_UPS = 3
-"""Steps before the capture, in which libraries choose kernels."""
-
 PROFILED_SECONDS = 20.0
 """Seconds that a job must have left to be profiled: the start of a profiler takes about one."""
 
+CAPTURABLE = (optim.SGD, optim.Adam, optim.AdamW)
+"""Fused or capturable, they read the learning rate, and keep their count, on the device."""
 
-class NotCapturable(Exception):  # noqa: N818
-    """Why the steps of a job stay eager."""
 
+class GraphOptimizer:
+    """An optimizer whose step a CUDA graph may hold; it reads its learning rates on the device."""
 
-class CudaRecorder:
-    """Captures CUDA graphs on a GPU; `generator` is the one that the GPU draws from.
+    def __init__(self, optimizer: optim.Optimizer, scaler: GradScaler | None = None) -> None:
+        self.optimizer, self._scaler = optimizer, scaler
+        self._device: torch.device | None = None
+        self._rates: list[Tensor] = []
 
-    `is_exact` says whether two runs of one kernel have the same bits.
-    """
+    @property
+    def is_capturable(self) -> bool:
+        """Whether a CUDA graph may hold the step: a kernel reads the learning rates on the device.
 
-    def __init__(self, device: torch.device, share: float = MEMORY_SHARE) -> None:
-        self._device, self._index, self._share = device, device.index or 0, share
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        # Every graph knows this one.
-        self.generator = torch.cuda.default_generators[self._index]
-        self.is_exact = torch.are_deterministic_algorithms_enabled()
+        A graph of plain SGD would freeze them without a word, and others count on the host. A
+        scaler of losses asks the device whether to take the step.
+        """
+        if type(self.optimizer) not in CAPTURABLE or self._scaler is not None:
+            return False
+        of = vars(self.optimizer).items()
+        has_hooks = any(kept for name, kept in of if "_step_" in name and name.endswith("_hooks"))
+        return not has_hooks and all(
+            (group.get("fused") or group.get("capturable"))
+            and not any(isinstance(value, Tensor) for value in group.values())
+            for group in self.optimizer.param_groups
+        )
 
-    def warm_up(self, work: Callable[[], object]) -> None:
-        """Do the work on the stream of the capture; raise if it waits for the GPU."""
-        stream, current = _side_stream(self._device), torch.cuda.current_stream(self._device)
-        mode = torch.cuda.get_sync_debug_mode()
-        stream.wait_stream(current)
+    def read_rates_from(self, device: torch.device) -> None:
+        """Step with learning rates on a device from now on, which LR schedules do not see.
+
+        In all steps, captured or not, so that they have the same bits: CUDA kernels read float32.
+        """
+        self._device = device
+
+    def copy_rates(self) -> None:
+        """Copy the learning rates of the LR schedule to the device."""
+        groups, device = self.optimizer.param_groups, self._device
+        dtype = torch.float32 if device is not None and device.type == "cuda" else torch.float64
+        while len(self._rates) < len(groups):
+            self._rates.append(torch.zeros((), dtype=dtype, device=device))
+        for rate, group in zip(self._rates, groups, strict=False):
+            rate.fill_(group["lr"])
+
+    def constants(self) -> list[dict[str, Any]]:
+        """Return what a graph of the step freezes."""
+        return [
+            {key: value for key, value in group.items() if key not in ("params", "lr")}
+            for group in self.optimizer.param_groups
+        ]
+
+    def state(self) -> list[Tensor]:
+        """Return the tensors that a step changes besides the parameters."""
+        entries = chain(*(item.values() for item in self.optimizer.state.values()))
+        return [value for value in entries if isinstance(value, Tensor)]
+
+    def step(self, *, capturing: bool = False) -> None:
+        """Take one step with the gradients of the parameters."""
+        if self._device is None:
+            take_step(self.optimizer, self._scaler)
+            return
+        if not capturing:
+            self.copy_rates()
+        groups = self.optimizer.param_groups
+        kept = [dict(group) for group in groups]
+        for rate, group in zip(self._rates, groups, strict=False):
+            group["lr"] = rate
+            if capturing and "capturable" in group:
+                group["capturable"] = True
         try:
-            with torch.cuda.stream(stream), warnings.catch_warnings():
-                work()
-                warnings.simplefilter("ignore")  # the mode says that it does not see every wait
-                torch.cuda.set_sync_debug_mode("error")
-                for _ in range(WARM_UPS - 1):
-                    work()
+            self.optimizer.step()
         finally:
-            torch.cuda.set_sync_debug_mode(mode)
-            current.wait_stream(stream)
-
-    def capture(
-        self, work: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()
-    ) -> tuple[Tensor, Callable[[], object]]:
-        """Return the result of the work, its values undefined, and what fills it.
-
-        That does the work again on what then lies where the work read. The memory is a pool apart.
-        `generators` are those that the work draws from, besides that of the GPU.
-        """
-        torch.cuda.empty_cache()
-        before, pool = torch.cuda.memory_reserved(self._device), torch.cuda.graph_pool_handle()
-        graph, stream = _graph_with(generators), _side_stream(self._device)
-        # The outer context restores the stream where the inner one cannot end.
-        with torch.cuda.stream(torch.cuda.current_stream(self._device)):
-            try:
-                with torch.cuda.graph(graph, pool=pool, stream=stream):
-                    result = work()
-            except Exception:
-                self._end_capture(pool, generators)
-                raise
-        taken = torch.cuda.memory_reserved(self._device) - before
-        if taken > self._share * torch.cuda.mem_get_info(self._device)[1]:
-            raise NotCapturable(f"it would keep {taken >> 20} MiB of the GPU's memory")
-        return result, graph.replay
-
-    def replay_seconds(self, replay: Callable[[], object]) -> float:
-        """Return the seconds that the GPU takes for a replay: jobs of others slow some down."""
-        marks = []
-        for _ in range(4):
-            # All but the first wait for the GPU: their launches are not timed.
-            replay()
-            marks.append(mark(self._device))
-        torch.cuda.synchronize(self._device)
-        return min(map(seconds_between, marks, marks[1:]))
-
-    def kernel_seconds(self, work: Callable[[], Tensor]) -> tuple[Tensor, float]:
-        """Do the work; return its result, and the seconds of its kernels, 0 if unknown."""
-        kinds = torch.profiler.supported_activities()  # type: ignore[no-untyped-call]
-        if torch.profiler.ProfilerActivity.CUDA not in kinds or torch_internals.is_profiled():
-            return work(), 0.0
-        words: dict[str, Any] = {"use_device": "cuda", "use_cpu": False, "use_kineto": True}
-        # torch.profiler would import the compiler.
-        with torch.autograd.profiler.profile(**words) as profiler:
-            result = work()
-        kernels = [item for item in profiler.key_averages() if item.device_type.name == "CUDA"]
-        return result, sum(item.self_device_time_total for item in kernels) / 1e6
-
-    def _end_capture(self, pool: Any, generators: Sequence[torch.Generator]) -> None:
-        """End what a failed capture leaves begun in older versions of torch.
-
-        Their allocator would keep the pool, and any memory that several streams used; their
-        generators would refuse to draw until a capture succeeds.
-        """
-        torch_internals.release_capture(self._index, pool)
-        with torch.cuda.graph(_graph_with(generators), stream=_side_stream(self._device)):
-            torch.zeros(1, device=self._device)
+            for group, values in zip(groups, kept, strict=True):
+                group |= values
 
 
-def _graph_with(generators: Sequence[torch.Generator]) -> torch.cuda.CUDAGraph:
-    """Return an empty graph that may draw from generators besides the GPU's."""
-    graph = torch.cuda.CUDAGraph()
-    for generator in generators:
-        if not hasattr(graph, "register_generator_state"):
-            raise NotCapturable("it draws random numbers, and torch is too old to capture that")
-        graph.register_generator_state(generator)
-    return graph
+class Step(Protocol):
+    """A step up to its gradients; `dim`: of the samples in the tensors that make its batch."""
+
+    dim: int
+    heartbeat: Heartbeat
+
+    def log(self, text: str) -> None:
+        """Write to the log of each job."""
+
+    def gradients(self, batch: Any) -> Tensor:
+        """Set the gradients of a batch, clipped; return the losses, detached."""
+
+    def obstacles(self, batch: Any) -> Iterator[str]:
+        """Yield why no graph is tried."""
+
+    def held(self) -> tuple[list[Tensor], list[Tensor], list[torch.Generator]]:
+        """Return parameters, buffers, and generators besides the GPU's."""
+
+    def frozen(self) -> list[Any]:
+        """Return what a graph freezes of the model."""
 
 
-@functools.cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of all captures: libraries keep memory for each stream that they see."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+class StepGraph:
+    """Takes steps, by a graph where there is one; the log says that there is, or why not.
 
-
-class Captured:
-    """A captured step: `replay` repeats it on the batch in `place`, and fills `loss`."""
+    If `is_timed`, `replay_seconds` are those of the GPU for a replay, 0 without a graph.
+    """
 
     def __init__(
         self,
-        parameters: Iterable[Tensor],
-        place: Sequence[Tensor],
-        loss: Tensor,
-        replay: Callable[[], object],
+        step: Step,
+        optimizers: Sequence[GraphOptimizer],
+        device: torch.device,
+        recorder: CudaRecorder,
+        *,
+        is_timed: bool = False,
     ) -> None:
-        self._place, self._loss, self._replay = place, loss, replay
-        self._gradients = [(item, item.grad) for item in parameters]
+        self._step, self._optimizers, self._is_timed = step, optimizers, is_timed
+        self.replay_seconds = 0.0
+        self._recorder: CudaRecorder | None = recorder
+        self._inside = [item for item in optimizers if item.is_capturable]
+        for optimizer in self._inside:
+            optimizer.read_rates_from(device)
+        self._graph: Captured | None = None
+        self._eager_steps, self._known, self._frozen = 0, self._numbers(), list[Any]()
 
-    def fits(self, *batch: Tensor) -> bool:
-        """Whether a batch can be copied to where the captured one lay."""
-        return len(batch) == len(self._place) and all(map(_alike, batch, self._place))
+    @property
+    def is_decided(self) -> bool:
+        """Whether there is a graph, or will be none."""
+        return self._graph is not None or self._recorder is None
 
-    def __call__(self, *batch: Tensor) -> Tensor:
-        """Set the gradients of the parameters; return the loss, detached."""
-        for here, item in zip(self._place, batch, strict=True):
-            here.copy_(item)
-        for parameter, gradient in self._gradients:
-            parameter.grad = gradient
-        self._replay()
-        return self._loss.clone()
+    def __call__(
+        self,
+        leaves: Sequence[Tensor],
+        make: Callable[..., Any],
+        left: int,
+        *,
+        begins: bool,
+        is_full: bool,
+    ) -> tuple[Tensor, Collection[GraphOptimizer]]:
+        """Set the gradients of the batch that `make` makes of leaves.
+
+        `left` counts the steps up to the end of the training, this one included; an epoch `begins`
+        with it.
+
+        Returns
+        -------
+        losses : Tensor
+            Detached.
+        stepped : collection of GraphOptimizer
+            Those that took their step.
+        """
+        graph = self._graph_for(leaves, make, left, begins) if is_full else None
+        if graph is None or not graph.fits(leaves):
+            return self._step.gradients(make(*leaves)), ()
+        for optimizer in self._inside:
+            optimizer.copy_rates()
+        return graph(*leaves), self._inside
+
+    def _graph_for(
+        self, leaves: Sequence[Tensor], make: Callable[..., Any], left: int, begins: bool
+    ) -> Captured | None:
+        """Return a graph for a full batch if there is or can be one."""
+        if self._recorder is None:
+            return None
+        self._follow_changes()
+        if self._graph is not None:
+            if begins and self._frozen != self._addresses():
+                self._graph = self._recorder = None
+                self._step.log("no CUDA graph any more: something changed the model\n")
+        elif left < LEAST_STEPS:
+            text = f"{left} steps are left, and a trial pays from {LEAST_STEPS}"
+            self._refuse(NotCapturable(text))
+        elif self._eager_steps == WARM_UPS:
+            self._try(self._recorder, leaves, make)
+        else:
+            self._eager_steps += 1
+        return self._graph
+
+    def _numbers(self) -> list[tuple[Any, Any]]:
+        return [(item.constants(), item.optimizer.state) for item in self._optimizers]
+
+    def _addresses(self) -> list[Any]:
+        states = [value.data_ptr() for item in self._inside for value in item.state()]
+        return [*self._step.frozen(), states]
+
+    def _follow_changes(self) -> None:
+        """Drop the graph where an optimizer's numbers changed, or its state was loaded."""
+        before, self._known = self._known, self._numbers()
+        for optimizer, (was, state), (numbers, now) in zip(
+            self._optimizers, before, self._known, strict=True
+        ):
+            if state is not now:
+                self._graph, self._eager_steps = None, 0
+            elif optimizer in self._inside and was != numbers:
+                self._graph = None
+                self._inside = [item for item in self._inside if item is not optimizer]
+
+    def _refuse(self, reason: Exception) -> None:
+        self._recorder = None
+        self._step.log(why_not(reason))
+
+    def _try(
+        self, recorder: CudaRecorder, leaves: Sequence[Tensor], make: Callable[..., Any]
+    ) -> None:
+        self._step.heartbeat.begin_long_phase()
+        # Whatever the trial raises, the step stays eager; the user's code raises it there again.
+        try:
+            with seeding.preserved():
+                self._graph = self._trial(recorder, leaves, make)
+        except Exception as error:  # noqa: BLE001
+            self._refuse(error)
+            return
+        outside = [item.optimizer for item in self._optimizers if item not in self._inside]
+        names = ", ".join(dict.fromkeys(type(item).__name__ for item in outside))
+        self._step.log(f"CUDA graph of the step{f', without {names}' if names else ''}\n")
+
+    def _trial(
+        self, recorder: CudaRecorder, example: Sequence[Tensor], make: Callable[..., Any]
+    ) -> Captured:
+        """Return a graph that has the numbers of the eager step; put back what that changes."""
+        for obstacle in self._step.obstacles(make(*example)):
+            raise NotCapturable(obstacle)
+        # Callbacks may have added hooks.
+        self._inside = [item for item in self._inside if item.is_capturable]
+        parameters, buffers, generators = self._step.held()
+        stepped = [*parameters, *(value for item in self._inside for value in item.state())]
+        trial = Trial(recorder, parameters, buffers, stepped, generators)
+        self._frozen = self._addresses()
+
+        def eager(*leaves: Tensor, capturing: bool = False) -> Tensor:
+            losses = self._step.gradients(make(*leaves))
+            for optimizer in self._inside:
+                optimizer.step(capturing=capturing)
+            return losses
+
+        try:
+            place = [item.clone() for item in example]
+            recorder.warm_up(lambda: eager(*place))
+            drawing = trial.drawing()
+            trial.restore()
+            for optimizer in self._inside:
+                optimizer.copy_rates()
+            captured = recorder.capture(lambda: eager(*place, capturing=True), drawing)
+            graph = Captured(parameters, example, place, *captured)
+            trial.compare(eager, graph, example, self._step.dim)
+            trial.restore()
+            graph(*example)
+            after = packed(stepped)
+            trial.restore()
+            for optimizer in self._inside:
+                optimizer.step()
+            # From equal gradients: these kernels are deterministic.
+            if not torch.equal(after, packed(stepped)):
+                raise NotCapturable("its optimizer steps have other bits than eager ones")
+            if self._addresses() != self._frozen:
+                raise NotCapturable("a step replaces a tensor of the model")
+            if self._is_timed:
+                self.replay_seconds = recorder.replay_seconds(captured[1])
+            return graph
+        finally:
+            trial.restore()
+            for parameter in parameters:
+                parameter.grad = None
 
 
-class GradientGraph:
-    """A captured gradient; batches of another shape are computed eagerly."""
-
-    def __init__(self, model: nn.Module, captured: Captured) -> None:
-        self._captured, self._frozen = captured, model_state.frozen(model)
-
-    def __call__(self, training: Training, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Set the gradients of the parameters; return the loss, detached."""
-        if training.batch == 0 and self._frozen != model_state.frozen(_whole(training)):
-            training.log.write("no CUDA graph any more: something changed the model\n")
-            training.gradient = fresh_gradient
-        elif self._captured.fits(inputs, targets):
-            return self._captured(inputs, targets)
-        return fresh_gradient(training, inputs, targets)
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
-
-
-def _whole(training: Training) -> nn.ModuleDict:
-    """Return model and criterion as one module."""
-    parts = {"model": training.model, "criterion": training.criterion}
-    return nn.ModuleDict({key: item for key, item in parts.items() if isinstance(item, nn.Module)})
-
-
-def prepare(training: Training, recorder: CudaRecorder | None = None) -> None:
-    """Let a job on a GPU try a graph at its first batch."""
-    if recorder is None and training.device.type == "cuda":
-        recorder = CudaRecorder(training.device)
-    if recorder is not None and training.user_step is None and training.params.accumulate == 1:
-        training.gradient = functools.partial(_first_gradient, recorder)
-
-
-def _first_gradient(
-    recorder: CudaRecorder, training: Training, inputs: Any, targets: Tensor
-) -> Tensor:
-    if training.data.collation is not None or not isinstance(inputs, Tensor):
-        training.gradient = _eager(recorder, training)
-        training.log.write("no CUDA graph: a batch has several inputs\n")
-        return fresh_gradient(training, inputs, targets)
-    low, high = training.bounds[0]
-    if len(inputs) != high - low:
-        return fresh_gradient(training, inputs, targets)
-    training.gradient = _eager(recorder, training)
-    training.heartbeat.begin_long_phase()
-    # What the user's code raises, it raises again in the eager step.
-    try:
-        with seeding.preserved():
-            training.gradient = _trial(recorder, training, inputs, targets)
-        training.log.write("CUDA graph of forward and backward\n")
-    except Exception as error:  # noqa: BLE001
-        training.log.write(why_not(error))
-    return training.gradient(training, inputs, targets)
-
-
-def _eager(recorder: CudaRecorder, training: Training) -> Gradient:
-    """Return the gradient without a graph, which measures what the GPU does where asked to."""
-    if not training.task.measures_gpu:
-        return fresh_gradient
-    return ShareMeter(fresh_gradient, recorder.kernel_seconds, PROFILED_SECONDS)
+def taken_apart(batch: Any) -> tuple[list[Tensor], Callable[..., Any]]:
+    """Return the tensors of a tree, and what makes such a tree of others."""
+    leaves, form = pytree.tree_flatten(batch)
+    return leaves, lambda *others: pytree.tree_unflatten(others, form)
 
 
 def why_not(error: Exception) -> str:
@@ -252,143 +328,113 @@ def why_not(error: Exception) -> str:
     return f"no CUDA graph: {kind}{' '.join(str(error).split()):.200}\n"
 
 
-def _trial(recorder: CudaRecorder, training: Training, *example: Tensor) -> Gradient:
-    """Return a graph that has the numbers of the eager step."""
-    model, generator = _whole(training), recorder.generator
-    for obstacle in _obstacles(training, model, generator.device, *example):
-        raise NotCapturable(obstacle)
-    trial = Trial(recorder, model.parameters(), model.buffers())
-    batch, frozen = [item.clone() for item in example], model_state.frozen(model)
-
-    def eager(*batch: Tensor) -> Tensor:
-        return fresh_gradient(training, *batch)
-
-    try:
-        recorder.warm_up(lambda: eager(*batch))
-        training.optimizer.zero_grad()
-        captured = recorder.capture(lambda: eager(*batch))
-        graph = Captured(model.parameters(), batch, *captured)
-        trial.compare(eager, graph, example)
-        if model_state.frozen(model) != frozen:
-            raise NotCapturable("a step replaces a tensor of the model")
-        gradient = GradientGraph(model, graph)
-        if not training.task.measures_gpu:
-            return gradient
-        seconds = recorder.replay_seconds(captured[1])
-        return ShareMeter(gradient, lambda work: (work(), seconds))
-    finally:
-        trial.restore()
-        training.optimizer.zero_grad()
+def prepare(training: Training, recorder: CudaRecorder | None = None) -> None:
+    """Let a job on a GPU try a graph."""
+    recorder = recorder or recorder_on(training.device)
+    if recorder is None or training.user_step is not None or training.params.accumulate > 1:
+        return
+    is_timed = training.task.measures_gpu
+    for obstacle in _first_obstacles(training):
+        training.log.write(why_not(NotCapturable(obstacle)))
+        if is_timed:
+            training.graph = ShareMeter(_eager, recorder.kernel_seconds, PROFILED_SECONDS)
+        return
+    optimizer = GraphOptimizer(training.optimizer, training.scaler)
+    step = JobStep(training, recorder.generator.device)
+    graph = StepGraph(step, [optimizer], training.device, recorder, is_timed=is_timed)
+    take = functools.partial(_step_by, graph, optimizer)
+    training.graph = functools.partial(_untimed, graph, take, recorder) if is_timed else take
 
 
-class Trial:
-    """Steps that begin at one state: of tensors that a step changes, and of generators.
-
-    `extra` are such tensors besides the buffers, `generators` those besides the GPU's.
-    """
-
-    def __init__(
-        self,
-        recorder: CudaRecorder,
-        parameters: Iterable[Tensor],
-        buffers: Iterable[Tensor],
-        extra: Iterable[Tensor] = (),
-        generators: Iterable[torch.Generator] = (),
-    ) -> None:
-        self._is_exact, self._parameters, self._buffers = (
-            recorder.is_exact,
-            [*parameters],
-            [*buffers],
-        )
-        self._generators = [(item, item.get_state()) for item in (*generators, recorder.generator)]
-        self._values = [(item, item.detach().clone()) for item in (*self._buffers, *extra)]
-
-    def restore(self) -> None:
-        """Return to the state of the beginning."""
-        for generator, drawn in self._generators:
-            generator.set_state(drawn)
-        with torch.no_grad():
-            for item, value in self._values:
-                item.copy_(value)
-
-    def drawing(self) -> list[torch.Generator]:
-        """Return the generators, but for the GPU's, that were drawn from since."""
-        pairs = self._generators[:-1]
-        return [item for item, drawn in pairs if not torch.equal(item.get_state(), drawn)]
-
-    def _numbers(self, step: Callable[..., Tensor], batch: list[Tensor]) -> tuple[Any, Any]:
-        self.restore()
-        loss, gradients = step(*batch), [item.grad for item in self._parameters]
-        states = [item.get_state().numpy().tobytes() for item, _ in self._generators]
-        there = [item for item in gradients if item is not None]
-        groups = [there, *([item] for item in (loss, *self._buffers))]
-        form = [item is None for item in gradients], states
-        return form, [[item.detach().clone() for item in group] for group in groups]
-
-    def compare(
-        self,
-        eager: Callable[..., Tensor],
-        replayed: Callable[..., Tensor],
-        example: Sequence[Tensor],
-        dim: int = 0,
-    ) -> None:
-        """Raise `NotCapturable` where a replay has other numbers than an eager step.
-
-        Both set gradients and return the loss of batches, whose samples are along a dimension.
-        """
-        # Other values than the captured ones first.
-        for shift in (1, 0):
-            batch = [torch.empty_like(item).copy_(item.roll(shift, dim)) for item in example]
-            form, expected = self._numbers(eager, batch)
-            other, found = self._numbers(replayed, batch)
-            same = form == other
-            if same and torch.equal(*(packed([*chain(*items)]) for items in (expected, found))):
-                continue
-            if self._is_exact or not same:
-                raise NotCapturable("its replay has other bits than the eager step")
-            again = self._numbers(eager, batch)[1]
-            off, spread = (max(map(_difference, expected, items)) for items in (found, again))
-            # Not <: they may be NaN.
-            if not off <= min(MOST_SPREAD, max(LEAST_SPREAD, 4 * spread)):
-                text = f"its replay differs from the eager step by {off:.1e}"
-                raise NotCapturable(f"{text}, and two eager steps by {spread:.1e}")
+def _eager(training: Training) -> Tensor:
+    return training_step(training, *training.samples_of(training.batch))
 
 
-def _difference(some: list[Tensor], others: list[Tensor]) -> float:
-    """Return the largest difference between tensors, relative to their norms.
-
-    Those that are 0 but for rounding, as the gradient of a bias in front of BatchNorm, count
-    relative to the norm of all.
-    """
-    if not some:
-        return 0.0
-    norms = torch.stack([item.double().norm() for item in some])
-    pairs = zip(some, others, strict=True)
-    differences = torch.stack([(one.double() - other.double()).norm() for one, other in pairs])
-    return float((differences / norms.clamp(min=float(0.01 * norms.norm() + 1e-300))).max())
+def _untimed(
+    graph: StepGraph, take: StepTaker, recorder: CudaRecorder, training: Training
+) -> Tensor:
+    """Take a step; time those that follow once it is decided whether a graph takes them."""
+    loss = take(training)
+    if seconds := graph.replay_seconds:
+        training.graph = ShareMeter(take, lambda work: (work(), seconds))
+    elif graph.is_decided:
+        training.graph = ShareMeter(take, recorder.kernel_seconds, PROFILED_SECONDS)
+    return loss
 
 
-def _obstacles(
-    training: Training, model: nn.ModuleDict, device: torch.device, *example: Tensor
-) -> Iterator[str]:
-    """Yield why no graph is tried; at last run a copy of the model."""
-    params, optimizer = training.params, training.optimizer
-    if training.steps_left < LEAST_STEPS:
-        yield f"{training.steps_left} steps are left, and a trial pays from {LEAST_STEPS}"
-    if params.compile:
+def _first_obstacles(training: Training) -> Iterator[str]:
+    if training.params.compile:
         yield "torch.compile makes the kernels"
     # Those of others may keep gradients from step to step, which a graph overwrites.
-    is_known = type(optimizer).__module__.startswith("torch.optim.")
-    if not is_known or needs_closure(optimizer):
-        yield f"the optimizer is {type(optimizer).__name__}"
-    stepped = {id(item) for group in optimizer.param_groups for item in group["params"]}
-    if any(item.requires_grad and id(item) not in stepped for item in model.parameters()):
-        yield "the gradient of a parameter that the optimizer does not have adds up"
-    yield from model_state.hooks(model)
-    yield from model_state.kept(model, training.criterion, device)
-    twin, host = copy.deepcopy(model), torch.get_rng_state()
-    criterion = dict(twin.items()).get("criterion", training.criterion)
-    run = functools.partial(outputs_of, twin["model"], example[0], params.precision)
-    yield from model_state.side_effects_of(twin, lambda: criterion(run(), example[1]))
-    if device.type != "cpu" and not torch.equal(host, torch.get_rng_state()):
-        yield "its forward draws random numbers on the CPU"
+    is_known = type(training.optimizer).__module__.startswith("torch.optim.")
+    if not is_known or needs_closure(training.optimizer):
+        yield f"the optimizer is {type(training.optimizer).__name__}"
+    if training.data.collation is not None:
+        yield "collate_fn makes its batches on the host"
+
+
+def _step_by(graph: StepGraph, optimizer: GraphOptimizer, training: Training) -> Tensor:
+    """Take one step of a job; return the loss, detached."""
+    (low, high), (_, full) = training.bounds[training.batch], training.bounds[0]
+    made_of = training.ordered.on_device
+    if made_of is not None:
+        leaves, make = [item[low:high] for item in made_of], training.data.train_on_device
+    else:
+        leaves, make = taken_apart(training.samples_of(training.batch))
+    begins, is_full = training.batch == 0, high - low == full
+    loss, stepped = graph(leaves, make, training.steps_left, begins=begins, is_full=is_full)
+    if not stepped:
+        if training.scaler is not None:
+            clip(training)
+        optimizer.step()
+    return loss
+
+
+class JobStep:
+    """The step of a job; `device` is that of its generator."""
+
+    dim = 0
+
+    def __init__(self, training: Training, device: torch.device) -> None:
+        # A circle would keep the memory of a job until it is collected.
+        self._training: Training = weakref.proxy(training)
+        self._device, self.log, self.heartbeat = device, training.log.write, training.heartbeat
+
+    def gradients(self, batch: Any) -> Tensor:
+        """Set the gradients, clipped unless they are scaled; return the loss."""
+        loss = fresh_gradient(self._training, *batch)
+        if self._training.scaler is None:
+            clip(self._training)
+        return loss
+
+    def _whole(self) -> nn.ModuleDict:
+        """Return model and criterion as one module."""
+        parts = {"model": self._training.model, "criterion": self._training.criterion}
+        modules = {key: item for key, item in parts.items() if isinstance(item, nn.Module)}
+        return nn.ModuleDict(modules)
+
+    def held(self) -> tuple[list[Tensor], list[Tensor], list[torch.Generator]]:
+        """Return parameters and buffers; all draw from the GPU's generator."""
+        whole = self._whole()
+        return [*whole.parameters()], [*whole.buffers()], []
+
+    def frozen(self) -> list[Any]:
+        """Return addresses, modes and attributes."""
+        return model_state.frozen(self._whole())
+
+    def obstacles(self, batch: Any) -> Iterator[str]:
+        """Yield why no graph is tried; at last run a copy of the model."""
+        training, model, (inputs, targets) = self._training, self._whole(), batch
+        stepped = {
+            id(item) for group in training.optimizer.param_groups for item in group["params"]
+        }
+        if any(item.requires_grad and id(item) not in stepped for item in model.parameters()):
+            yield "the gradient of a parameter that the optimizer does not have adds up"
+        yield from model_state.hooks(model)
+        yield from model_state.kept(model, training.criterion, self._device)
+        twin, host = copy.deepcopy(model), torch.get_rng_state()
+        criterion = dict(twin.items()).get("criterion", training.criterion)
+        run = functools.partial(outputs_of, twin["model"], inputs, training.params.precision)
+        yield from model_state.side_effects_of(twin, lambda: criterion(run(), targets))
+        if self._device.type != "cpu" and not torch.equal(host, torch.get_rng_state()):
+            yield "its forward draws random numbers on the CPU"

@@ -59,8 +59,8 @@ EVENT_SECONDS = 0.2
 
 Report = Callable[[RunEvent], None]
 
-Gradient = Callable[["Training", Any, torch.Tensor], torch.Tensor]
-"""(training, inputs, targets) → loss, detached."""
+StepTaker = Callable[["Training"], torch.Tensor]
+"""Training → the loss of its next batch, detached, after a step of the optimizer."""
 
 
 @dataclass(eq=False)
@@ -75,8 +75,8 @@ class Training:
     on `valid`, unless they are scored by batch, which ``scores`` then has at the end. ``order`` and
     ``ordered`` are the samples in the order of the epoch, and their batches. ``pretrained`` sums
     the pretraining up in the attempt that ran it. ``readings`` are losses that a GPU still
-    computes: whether each has arrived, and what reports it. ``gradient`` sets the gradients of a
-    batch; a CUDA graph may. ``like`` are outputs without samples, where these are trees.
+    computes: whether each has arrived, and what reports it. ``graph`` takes a step on a GPU, and
+    returns its loss. ``like`` are outputs without samples, where these are trees.
     """
 
     task: Task
@@ -113,7 +113,7 @@ class Training:
     readings: list[tuple[Callable[[], bool], Callable[[Report], None]]] = field(
         default_factory=list
     )
-    gradient: Gradient = field(default=gradients.fresh_gradient)
+    graph: StepTaker | None = None
     user_step: TrainingStep | None = None
     user_validation: ValidationStep | None = None
     callbacks: Callbacks | None = None
@@ -187,6 +187,8 @@ class Training:
         following = range(self.batch, min(self.batch + self.params.accumulate, self.batches))
         if len(following) > 1:
             losses = gradients.accumulated_step(self, following)
+        elif self.graph is not None:
+            losses = [self.graph(self)]
         else:
             losses = [gradients.training_step(self, *self.samples_of(self.batch))]
         for loss in losses:

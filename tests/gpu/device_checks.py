@@ -20,16 +20,17 @@ import torch
 from torch import Tensor, nn
 
 from asynckfold import TrainerParams
+from asynckfold.data.batches import Batches
 from asynckfold.data.device_copies import Prefetcher
 from asynckfold.jobs.messages import GpuShare, Task
 from asynckfold.jobs.result import DONE
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, setup, step_graph, torch_settings
-from asynckfold.training.fusion import group_graph
+from asynckfold.training.cuda_graph import MEMORY_SHARE, CudaRecorder, NotCapturable
 from asynckfold.training.job_log import JobLog
-from asynckfold.training.step_graph import CudaRecorder
 from asynckfold.training.training_run import Training
 from tests.training.fusion.test_group_graph import CASES, attempt, grouped
+from tests.training.test_gpu_step import Conv, images
 from tests.training.tiny import CLASSES, FEATURES, Tiny, never, sgd
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -94,17 +95,24 @@ def tiny_of(root: Path, model: Callable[[], nn.Module] = Perceptron, **changes: 
     return Tiny(root, {"net": model}, {"cosine": "cosine"}, **words)
 
 
-def built(tiny: Tiny, log: JobLog) -> Training:
-    return setup.build(tiny.bundle, Task(tiny.jobs[0]), tiny.batches, DEVICE, log, Heartbeat())
+def built(tiny: Tiny, log: JobLog, data: Batches | None = None) -> Training:
+    data = data or tiny.batches
+    return setup.build(tiny.bundle, Task(tiny.jobs[0]), data, DEVICE, log, Heartbeat())
 
 
-def trained(tiny: Tiny, *, graph: bool) -> Any:
+class NoRecorder(CudaRecorder):
+    """Refuses, so that each step is eager, with the learning rates of a job on a GPU."""
+
+    def capture(self, work: Any, generators: Any = ()) -> Any:
+        raise NotCapturable("it is not wanted")
+
+
+def trained(tiny: Tiny, *, graph: bool, data: Batches | None = None) -> Any:
     """Return the numbers of a job."""
     torch.cuda.manual_seed(0)
     with JobLog(tiny.root, tiny.jobs[0]) as log:
-        training = built(tiny, log)
-        if graph:
-            step_graph.prepare(training)
+        training = built(tiny, log, data)
+        step_graph.prepare(training, None if graph else NoRecorder(DEVICE, 1.0))
         result = loop.train_to_end(training, lambda event: None, never)
     assert result is not None
     assert result.status == DONE, result
@@ -141,21 +149,27 @@ def graphs_have_the_bits_of_eager_steps(root: Path) -> None:
     assert used > len(cases) // 2, f"{used} of {len(cases)} jobs used a graph"
 
 
-class NoRecorder(CudaRecorder):
-    """Refuses, so that each step is eager, with the numbers of a group on a GPU."""
-
-    def capture(self, work: Any, generators: Any = ()) -> Any:
-        raise step_graph.NotCapturable("it is not wanted")
+def graphs_hold_the_gather_and_its_draws(root: Path) -> None:
+    """Of crops and flips, whose draws are copied in; a `OneCycleLR` steps outside."""
+    torch.use_deterministic_algorithms(True)
+    step_graph.LEAST_STEPS = 10
+    for schedule, line in (("cosine", ""), ("onecycle", ", without Adam")):
+        words: dict[str, Any] = {"opt_fn": OPTIMIZERS["adam, fused"], "batch_size": 12}
+        words |= {"lr_schedules": {schedule: schedule}, "params": TrainerParams(epochs=5)}
+        plain, tiny = (Tiny(root / f"{name} {schedule}", {"conv": Conv}, **words) for name in "ab")
+        expected = trained(plain, graph=False, data=images())
+        assert trained(tiny, graph=True, data=images()) == expected
+        assert f"CUDA graph of the step{line}\n" in tiny.log()
 
 
 def groups_have_the_bits_of_eager_steps(root: Path) -> None:
     """Weights and optimizer states, with each replica's dropout; prints what the logs say."""
     torch.use_deterministic_algorithms(True)
-    group_graph.LEAST_STEPS = 10
+    step_graph.LEAST_STEPS = 10
     for name, (changes, line) in CASES.items():
         for model in (Perceptron, Convolutions):
             words = {"models": {"net": model}, **changes}
-            recorders = CudaRecorder(DEVICE, share=1.0), NoRecorder(DEVICE)
+            recorders = CudaRecorder(DEVICE, 1.0), NoRecorder(DEVICE, 1.0)
             folders = [root / f"{name} {model.__name__} {number}" for number in range(2)]
             graph, plain = [grouped(folder, **words) for folder in folders]
             found, _ = attempt(graph, recorders[0], device=DEVICE)
@@ -179,7 +193,7 @@ def a_step_that_waits_stays_eager(root: Path) -> None:
 
 def a_failed_capture_leaves_a_sound_process(root: Path) -> None:
     """The generator draws on, memory that two streams used is used again, a capture succeeds."""
-    recorder = CudaRecorder(DEVICE)
+    recorder = CudaRecorder(DEVICE, MEMORY_SHARE)
     values = torch.ones(4, device=DEVICE)
     drawn = torch.cuda.get_rng_state()
     for _ in range(3):
@@ -257,7 +271,7 @@ def shares_are_measured(root: Path) -> None:
             with JobLog(tiny.root, tiny.jobs[0]) as log:
                 training = built(tiny, log)
                 training.task = replace(training.task, measures_gpu=True)
-                step_graph.prepare(training, kind(DEVICE))
+                step_graph.prepare(training, kind(DEVICE, 1.0))
                 loop.train_to_end(training, events.append, partial(time.sleep, seconds))
         paused, busy = (item.share for item in events if isinstance(item, GpuShare))
         assert 0 < 4 * paused < busy <= 1, (kind, paused, busy)
@@ -266,6 +280,7 @@ def shares_are_measured(root: Path) -> None:
 CHECKS = (
     shares_are_measured,
     graphs_have_the_bits_of_eager_steps,
+    graphs_hold_the_gather_and_its_draws,
     groups_have_the_bits_of_eager_steps,
     a_step_that_waits_stays_eager,
     a_failed_capture_leaves_a_sound_process,

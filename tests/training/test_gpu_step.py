@@ -183,16 +183,16 @@ def test_the_host_waits_for_no_step_of_a_group(
                 assert (step.sent, step.fetched, step.synchronisations) == (0, 0, 0), step
 
 
-def test_batches_by_orders_that_were_sent_are_those_that_are_gathered_together() -> None:
+def test_batches_by_draws_that_were_sent_are_those_that_are_gathered_together() -> None:
     data, generator = images(), np.random.default_rng(1)
     orders = [generator.permutation(60) for _ in range(3)]
     seeds = [7, 8, 9]
-    sent = [
-        data.ordered(order, seed, 3, training=True)
-        for order, seed in zip(orders, seeds, strict=True)
-    ]
     for low, high in ((0, 16), (50, 60)):
-        found = data.train_in_order(sent, low, high)
-        rows = torch.from_numpy(np.stack([order[low:high] for order in orders]))
+        parts = [order[low:high] for order in orders]
+        rows = torch.from_numpy(np.stack(parts))
+        keys = [(seed, 3, part) for seed, part in zip(seeds, parts, strict=True)]
+        bits = [np.stack([Draw(*key, place).bits() for key in keys]) for place in (1, 2)]
+        draws = [torch.from_numpy(item.view(np.int64)) for item in bits]
+        found = data.train_on_device(rows, *draws)
         for one, other in zip(found, data.train_together(rows, seeds, 3), strict=True):
             assert torch.equal(one, other)

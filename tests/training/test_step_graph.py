@@ -1,4 +1,4 @@
-"""CUDA graphs of a job's gradients: same bits or none. What replays on cores stands in for them."""
+"""CUDA graphs of a job's steps: same bits or none. What replays on cores stands in for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from asynckfold.jobs.messages import CheckpointRef, GpuShare, RunEvent, Task
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import gpu_share, loop, setup, step_graph
 from asynckfold.training.job_log import JobLog
-from tests.training.tiny import CPU, Mlp, Tiny, always, checkpoints, never, sgd
+from tests.training.test_gpu_step import Conv, images
+from tests.training.tiny import CPU, Mlp, Tiny, checkpoints, never, sgd
 
 
 class Net(Mlp):
@@ -80,6 +81,7 @@ class Replayer:
     is_exact: bool = True
     registered: list[torch.Generator] = field(default_factory=list)
     busy: float = 0.0
+    gathers: bool = False
 
     def warm_up(self, work: Callable[[], object]) -> None:
         for _ in range(2):
@@ -93,6 +95,7 @@ class Replayer:
         self.registered = list(generators)
         with Tape() as tape:
             loss = work()
+        self.gathers = torch.ops.aten.index_select.default in [step[0] for step in tape.steps]
         if self.fault == "capture":
             raise RuntimeError("operation not permitted when stream is capturing")
         with torch.no_grad():
@@ -148,35 +151,77 @@ def numbers(result: Result | None) -> Any:
 
 def tiny_at(root: Path, **changes: Any) -> Tiny:
     # Batches of 12, 12, 12 and 4.
-    words = {"models": {"net": Net}, "params": TrainerParams(epochs=2), "batch_size": 12}
+    words = {"models": {"net": Net}, "params": TrainerParams(epochs=3), "batch_size": 12}
     return Tiny(root, **{**words, **changes})
 
 
-@pytest.mark.parametrize(
-    ("opt_fn", "params"),
-    [
-        (sgd, TrainerParams(epochs=3, lr_step="batch")),
-        (
-            lambda model: torch.optim.AdamW(model.parameters(), 0.01),
-            TrainerParams(epochs=3, precision="bf16", clip_grad_norm=0.5),
-        ),
-        (
-            lambda model: torch.optim.RMSprop(model.parameters(), 0.01, foreach=True),
-            TrainerParams(epochs=3),
-        ),
-    ],
-)
-def test_a_job_with_a_graph_has_the_same_bits(
-    tmp_path: Path, opt_fn: Any, params: TrainerParams
-) -> None:
+def heavy(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, dampening=0.3)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), 0.01)
+
+
+def clamped(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = adamw(model)
+
+    @torch.no_grad()
+    def clamp(*args: Any) -> None:
+        for parameter in model.parameters():
+            parameter.clamp_(-0.2, 0.2)
+
+    optimizer.register_step_post_hook(clamp)
+    return optimizer
+
+
+BATCH, ONECYCLE = TrainerParams(epochs=3, lr_step="batch"), {"o": "onecycle"}
+CLIPPED = TrainerParams(epochs=3, precision="bf16", clip_grad_norm=0.5)
+HALF = TrainerParams(epochs=3, precision="fp16", clip_grad_norm=0.5)
+INSIDE, MIXED = "CUDA graph of the step\n", "CUDA graph of the step, without "
+
+JOBS: dict[str, tuple[dict[str, Any], str]] = {
+    "sgd": ({"opt_fn": heavy, "params": BATCH}, INSIDE),
+    "adamw": ({"opt_fn": adamw, "params": CLIPPED}, INSIDE),
+    "rmsprop": (
+        {"opt_fn": lambda model: torch.optim.RMSprop(model.parameters(), 0.01, foreach=True)},
+        f"{MIXED}RMSprop\n",
+    ),
+    # Its momentum changes, too.
+    "onecycle": ({"opt_fn": heavy, "params": BATCH, "lr_schedules": ONECYCLE}, f"{MIXED}SGD\n"),
+    # A replay would not call its hook.
+    "clamped": ({"opt_fn": clamped}, f"{MIXED}AdamW\n"),
+    # Its scaler asks whether to take a step.
+    "fp16": ({"opt_fn": adamw, "params": HALF}, f"{MIXED}AdamW\n"),
+    "sums": ({"criterion": nn.CrossEntropyLoss(torch.arange(3.0), reduction="sum")}, INSIDE),
+}
+
+TRIAL = 3
+"""Replays of a trial."""
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_with_a_graph_has_the_same_bits(tmp_path: Path, name: str) -> None:
     """Dropout, running statistics, LR schedules, clipping, a last batch of another size."""
-    words = {"opt_fn": opt_fn, "params": params, "lr_schedules": {"c": "cosine"}}
+    changes, line = JOBS[name]
+    words = {"lr_schedules": {"c": "cosine"}, **changes}
     plain = trained(tiny_at(tmp_path / "plain", **words), None)
     recorder, tiny = Replayer(), tiny_at(tmp_path / "graph", **words)
     assert numbers(trained(tiny, recorder)) == numbers(plain)
-    # Two to compare, and three of four batches in each of three epochs.
-    assert recorder.replays == 2 + 9
-    assert "CUDA graph of forward and backward" in tiny.log()
+    # Three of four batches in each epoch but the first, whose steps are eager.
+    assert recorder.replays == TRIAL + 6
+    assert recorder.gathers
+    assert line in tiny.log()
+
+
+def test_batches_that_the_host_makes_are_copied_in(tmp_path: Path) -> None:
+    """Crops and flips of the CPU."""
+    words = {"models": {"conv": Conv}}
+    (eager, graph), recorder = (tiny_at(tmp_path / name, **words) for name in "ab"), Replayer()
+    eager.batches, graph.batches = images(), images()
+    assert numbers(trained(graph, recorder)) == numbers(trained(eager, None))
+    assert recorder.replays == TRIAL + 6
+    assert not recorder.gathers
 
 
 def test_a_graph_that_fails_leaves_no_trace(tmp_path: Path) -> None:
@@ -196,17 +241,18 @@ def test_a_graph_that_fails_leaves_no_trace(tmp_path: Path) -> None:
 def test_where_kernels_have_other_bits_at_every_run_a_graph_is_as_close_as_two_steps(
     tmp_path: Path,
 ) -> None:
-    close, wrong = (tiny_at(tmp_path / name) for name in ("close", "wrong"))
-    plain = trained(tiny_at(tmp_path / "plain"), None)
+    separate = {"opt_fn": lambda model: torch.optim.SGD(model.parameters(), 0.1, foreach=True)}
+    close, wrong = (tiny_at(tmp_path / name, **separate) for name in ("close", "wrong"))
+    plain = trained(tiny_at(tmp_path / "plain", **separate), None)
     result = trained(close, Replayer("bits", is_exact=False))
-    assert "CUDA graph of forward and backward" in close.log()
+    assert f"{MIXED}SGD\n" in close.log()
     assert [item.train_loss for item in result.epochs] == pytest.approx(
         [item.train_loss for item in plain.epochs]
     )
     assert numbers(trained(wrong, Replayer("wrong", is_exact=False))) == numbers(plain)
     assert "its replay differs from the eager step by " in wrong.log()
     # A graph that draws other numbers is never close enough.
-    draws = tiny_at(tmp_path / "draws")
+    draws = tiny_at(tmp_path / "draws", **separate)
     assert numbers(trained(draws, Replayer("draws", is_exact=False))) == numbers(plain)
     assert "no CUDA graph" in draws.log()
 
@@ -304,27 +350,30 @@ def test_a_model_that_is_changed_between_epochs_leaves_its_graph(tmp_path: Path)
     plain = trained(tiny_at(tmp_path / "plain", **words), None)
     recorder, tiny = Replayer(), tiny_at(tmp_path / "graph", **words)
     assert numbers(trained(tiny, recorder)) == numbers(plain)
-    assert recorder.replays == 2 + 6
+    assert recorder.replays == TRIAL + 3
     assert "no CUDA graph any more" in tiny.log()
 
 
 def test_a_job_continues_with_and_without_a_graph(tmp_path: Path) -> None:
-    """Left after every batch, in every second attempt with a graph."""
-    plain = trained(tiny_at(tmp_path / "plain"), None)
-    tiny, recorder = tiny_at(tmp_path / "graph"), Replayer()
+    """Left after every sixth step, in every second attempt with a graph."""
+    words = {"opt_fn": heavy, "params": TrainerParams(epochs=4)}
+    plain = trained(tiny_at(tmp_path / "plain", **words), None)
+    tiny, recorder = tiny_at(tmp_path / "graph", **words), Replayer()
     refs: list[CheckpointRef] = []
     result, attempt = None, 0
     while result is None:
         attempt += 1
         events: list[RunEvent] = []
+        calls = iter(range(100))
+        stop = lambda calls=calls: next(calls) == 5  # noqa: E731
         with JobLog(tiny.root, tiny.jobs[0]) as log:
             training = built(tiny, log, tuple(refs), attempt)
             step_graph.prepare(training, recorder if attempt % 2 else None)
-            result = loop.train_to_end(training, events.append, always)
+            result = loop.train_to_end(training, events.append, stop)
         refs = checkpoints(events)
     assert numbers(result) == numbers(plain)
-    assert attempt > 7
-    assert recorder.replays > 0
+    assert attempt > 2
+    assert recorder.replays > TRIAL
 
 
 SHARES: list[tuple[float, str, float, list[float]]] = [

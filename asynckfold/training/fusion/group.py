@@ -21,9 +21,11 @@ import copy
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import Any
@@ -57,6 +59,7 @@ from asynckfold.training import (
 )
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.calls import call_model
+from asynckfold.training.cuda_graph import recorder_on
 from asynckfold.training.fusion.backward import (
     GroupCriterion,
     ReplicaBatches,
@@ -64,11 +67,11 @@ from asynckfold.training.fusion.backward import (
     clip_gradients,
     fuse_criterion,
 )
-from asynckfold.training.fusion.group_graph import GroupGraph
 from asynckfold.training.fusion.module import FusedModule, fuse
 from asynckfold.training.fusion.optimizers import StackedOptimizer, fuse_optimizers
 from asynckfold.training.job_log import JobLog, NoLog
 from asynckfold.training.losses import of_rows
+from asynckfold.training.step_graph import GraphOptimizer, Step, StepGraph, taken_apart
 from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.target_transform import seen_by
 from asynckfold.training.training_run import Report, Training
@@ -145,8 +148,8 @@ class Replica(Training):
 class FusionGroup:
     """All jobs of a group in progress: the `Course` that the training loop drives.
 
-    ``wanted`` are the ids of jobs without a result; `fail` makes the result of a job whose code
-    raised.
+    For a `StepGraph`, it is the `Step`. ``wanted`` are the ids of jobs without a result; `fail`
+    makes the result of a job whose code raised.
     """
 
     def __init__(
@@ -161,11 +164,14 @@ class FusionGroup:
     ) -> None:
         self.fused, self.criterion, self.optimizers = fused, criterion, optimizers
         self.replicas, self.heartbeat, self.fail = replicas, heartbeat, fail
+        self.dim = 1
         self.gathering = GroupBatches(replicas)
-        size = replicas[0].bounds[0][1] - replicas[0].bounds[0][0]
-        self.graph = GroupGraph(
-            fused, criterion, optimizers, self.gradients, size, heartbeat, self.log
-        )
+        device = replicas[0].device
+        # Activations of a group may take the memory that there is.
+        recorder = recorder_on(device, share=1.0)
+        # A circle would keep the memory of a group until it is collected.
+        step: Step = weakref.proxy(self)
+        self.graph = None if recorder is None else StepGraph(step, optimizers, device, recorder)
         self.live = [replica for replica in replicas if replica.task.job.id in wanted]
         self.results: dict[str, Result] = {}
         self.unreported: list[Result] = []
@@ -196,8 +202,7 @@ class FusionGroup:
 
     def step(self) -> None:
         """Take one step of all replicas that have a batch left, and of their optimizers."""
-        left = (self.replicas[0].params.epochs - self.epoch) * self.batches - self.batch
-        losses, stepped = self.graph.step(self.gathering.parts(self.epoch, self.batch), left)
+        losses, stepped = self._losses()
         for optimizer in self.optimizers:
             lead = self.replicas[optimizer.replicas.start]
             if self.batch < lead.batches:
@@ -211,6 +216,15 @@ class FusionGroup:
                 replica.record_step(loss)
         self.batch += 1
 
+    def _losses(self) -> tuple[torch.Tensor, Collection[GraphOptimizer]]:
+        """Set the gradients; return the losses (R,), and the optimizers that took their step."""
+        if self.graph is None:
+            return self.gradients(self.gathering.parts(self.epoch, self.batch)), ()
+        left = (self.replicas[0].params.epochs - self.epoch) * self.batches - self.batch
+        leaves, make = self.gathering.made_of(self.epoch, self.batch)
+        is_full = self.gathering.is_full(self.batch)
+        return self.graph(leaves, make, left, begins=self.batch == 0, is_full=is_full)
+
     def gradients(self, parts: Sequence[ReplicaBatches]) -> torch.Tensor:
         """Set the gradients of a step, clipped if the plan says so; return the losses (R,)."""
         params = self.replicas[0].params
@@ -218,6 +232,25 @@ class FusionGroup:
         if params.clip_grad_norm is not None:
             clip_gradients(self.fused, params.clip_grad_norm)
         return losses
+
+    def obstacles(self, parts: Sequence[ReplicaBatches]) -> Iterator[str]:
+        """Yield why no graph is tried."""
+        if len(parts) > 1:
+            yield "its jobs have data of their own"
+        if self.criterion.fused is None:
+            yield "the losses of its jobs are computed one by one"
+
+    def held(self) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Generator]]:
+        """Return parameters, buffers, and the generators of replicas."""
+        parts = self.fused, self.criterion.fused
+        stacks = [tensor for part in parts if part for tensor in part.stack.tensors.values()]
+        buffers = [item for item in stacks if not isinstance(item, nn.Parameter)]
+        generators = [item for part in parts if part for item in part.generators]
+        return [*self.fused.parameters().values()], buffers, generators
+
+    def frozen(self) -> list[Any]:
+        """Return nothing: replicas were traced, and their stack stays where it is."""
+        return []
 
     def log(self, text: str) -> None:
         """Write to the log of each job in training."""
@@ -365,6 +398,12 @@ def _tree(replica: Replica, ref: CheckpointRef, report: Report) -> Tree | None:
         return None
 
 
+def _part(
+    run: range, make: Callable[..., tuple[Any, torch.Tensor]], *leaves: torch.Tensor
+) -> list[ReplicaBatches]:
+    return [ReplicaBatches(run, *make(*leaves))]
+
+
 CHUNK_BYTES = 1 << 20
 """Most bytes of inputs that are gathered at once: for small batches, a gather is all overhead."""
 
@@ -378,6 +417,7 @@ class GroupBatches:
         self._orders = torch.empty(0, dtype=torch.int64)
         self._runs: dict[int, list[tuple[range, int]]] = {}
         self._ahead: dict[int, list[ReplicaBatches]] = {}
+        self._on_device: list[torch.Tensor] | None = None
         self._at_once = 1
 
     def begin_epoch(self) -> None:
@@ -385,6 +425,36 @@ class GroupBatches:
         orders = [replica.order for replica in self._replicas]
         self._orders = pad_sequence(orders, batch_first=True)
         self._ahead.clear()
+        self._on_device = None
+
+    def _rows(self, run: range, batch: int) -> list[torch.Tensor]:
+        """Sample numbers and draws (R, B) on the device; nothing if the host makes the batches."""
+        if self._on_device is None:
+            each = [replica.ordered.on_device for replica in self._replicas]
+            pairs = zip(*(item or () for item in each), strict=False)
+            self._on_device = [pad_sequence([*items], batch_first=True) for items in pairs]
+        low, high = self._replicas[run.start].bounds[batch]
+        return [item[run.start : run.stop, low:high] for item in self._on_device]
+
+    def is_full(self, batch: int) -> bool:
+        """Whether all replicas have a batch of full size."""
+        low, high = self._replicas[0].bounds[0]
+        runs = self._alike(batch)
+        sizes = {size for _, size in runs}
+        return sizes == {high - low} and sum(len(run) for run, _ in runs) == len(self._replicas)
+
+    def made_of(
+        self, epoch: int, batch: int
+    ) -> tuple[list[torch.Tensor], Callable[..., list[ReplicaBatches]]]:
+        """Return tensors on the device, and what makes the batches of `parts` of them."""
+        (run, _), *others = self._alike(batch)
+        if not others and (rows := self._rows(run, batch)):
+            return rows, partial(_part, run, self._replicas[run.start].data.train_on_device)
+        parts = self.parts(epoch, batch)
+        if others:
+            return [], lambda: parts
+        leaves, make = taken_apart((parts[0].inputs, parts[0].targets))
+        return leaves, partial(_part, run, make)
 
     def parts(self, epoch: int, batch: int) -> list[ReplicaBatches]:
         """Return one batch of every replica that has this one."""
@@ -420,9 +490,8 @@ class GroupBatches:
         """Yield `count` batches of consecutive replicas, from `batch` on."""
         first, part = self._replicas[run.start], slice(run.start, run.stop)
         (low, high), (_, end) = first.bounds[batch], first.bounds[batch + count - 1]
-        if first.device.type != "cpu":
-            ordered = [replica.ordered for replica in self._replicas[part]]
-            yield ReplicaBatches(run, *first.data.train_in_order(ordered, low, high))
+        if first.device.type != "cpu" and (there := self._rows(run, batch)):
+            yield from _part(run, first.data.train_on_device, *there)
             return
         # Rows by batch, then by replica: each batch lies in one piece.
         orders = self._orders[part, low:end].reshape(len(run), count, high - low).transpose(0, 1)

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.module import FusedModule
+from asynckfold.training.step_graph import GraphOptimizer
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {
@@ -34,9 +35,6 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     }
 )
 """The step of each element depends on its gradients alone."""
-
-CAPTURABLE = (optim.SGD, optim.Adam, optim.AdamW)
-"""Fused or capturable, they read the learning rate, and keep their count, on the device."""
 
 SHARED_STATE = frozenset({"step", "mu_product"})
 """State entries kept once per tensor: step counts, equal for all replicas of an optimizer."""
@@ -92,7 +90,7 @@ def _settings(
     ]
 
 
-class StackedOptimizer:
+class StackedOptimizer(GraphOptimizer):
     """One element-wise optimizer for consecutive replicas, made from those of all plain models."""
 
     def __init__(
@@ -108,7 +106,7 @@ class StackedOptimizer:
             for name in self._names
             if parameters[name] is not whole[name]
         ]
-        self.optimizer = copy.copy(optimizers[replicas.start])
+        super().__init__(copy.copy(optimizers[replicas.start]))
         self.optimizer.state = defaultdict(dict)
         self.optimizer.param_groups = [
             {
@@ -117,63 +115,14 @@ class StackedOptimizer:
             }
             for group in groups
         ]
-        self._rates: list[torch.Tensor] = []
         # Some have a state before their first step.
         self.load([optimizers[replica].state_dict() for replica in replicas])
-
-    @property
-    def is_capturable(self) -> bool:
-        """Whether a CUDA graph may hold the step: a kernel reads the learning rates on the device.
-
-        A graph of plain SGD would freeze them without a word, and others count on the host.
-        """
-        return type(self.optimizer) in CAPTURABLE and all(
-            (group.get("fused") or group.get("capturable"))
-            and not any(isinstance(value, torch.Tensor) for value in group.values())
-            for group in self.optimizer.param_groups
-        )
-
-    def read_rates_from(self, device: torch.device) -> None:
-        """Step with learning rates on a device from now on, which LR schedules do not see.
-
-        In all steps, captured or not, so that they have the same bits: CUDA kernels read float32.
-        """
-        dtype = torch.float32 if device.type == "cuda" else torch.float64
-        zero = torch.zeros((), dtype=dtype, device=device)
-        self._rates = [zero.clone() for _ in self.optimizer.param_groups]
-
-    def copy_rates(self) -> None:
-        """Copy the learning rates of the LR schedule to the device."""
-        for rate, group in zip(self._rates, self.optimizer.param_groups, strict=True):
-            rate.fill_(group["lr"])
-
-    def constants(self) -> list[dict[str, Any]]:
-        """Return what a graph of the step freezes."""
-        return [
-            {key: value for key, value in group.items() if key not in ("params", "lr")}
-            for group in self.optimizer.param_groups
-        ]
 
     def step(self, *, capturing: bool = False) -> None:
         """Take one step with the gradients of the fused parameters."""
         for parameter, whole, part in self._parts:
             parameter.grad = None if whole.grad is None else whole.grad[part]
-        if not self._rates:
-            self.optimizer.step()
-            return
-        if not capturing:
-            self.copy_rates()
-        groups = self.optimizer.param_groups
-        kept = [dict(group) for group in groups]
-        for rate, group in zip(self._rates, groups, strict=True):
-            group["lr"] = rate
-            if capturing and "capturable" in group:
-                group["capturable"] = True
-        try:
-            self.optimizer.step()
-        finally:
-            for group, values in zip(groups, kept, strict=True):
-                group |= values
+        super().step(capturing=capturing)
 
     def state_dict_of(self, replica: int) -> dict[str, Any]:
         """Return one replica's state, as the optimizer of the plain model would."""

@@ -18,9 +18,8 @@ from torch import nn, optim
 from asynckfold import Result, TrainerParams
 from asynckfold.jobs.messages import CheckpointRef, RunEvent, Task
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import loop
+from asynckfold.training import loop, step_graph
 from asynckfold.training.fusion import group as group_trainer
-from asynckfold.training.fusion import group_graph
 from tests.training.fusion.test_trainer import Grouped, raised, refs_of
 from tests.training.test_step_graph import Replayer
 from tests.training.tiny import CPU, Mlp, never, samples
@@ -30,7 +29,7 @@ BATCH, EPOCH = TrainerParams(epochs=4, lr_step="batch"), TrainerParams(epochs=4)
 
 @pytest.fixture(autouse=True)
 def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_graph, "LEAST_STEPS", 5)
+    monkeypatch.setattr(step_graph, "LEAST_STEPS", 5)
 
 
 def grouped(root: Path, **changes: Any) -> Grouped:
@@ -52,7 +51,7 @@ def attempt(
     tasks = [Task(job, number, tuple((refs or {}).get(job.id, ()))) for job in tiny.jobs]
     events: list[RunEvent] = []
     with pytest.MonkeyPatch.context() as patch, ExitStack() as logs:
-        patch.setattr(group_graph, "recorder_on", lambda place: recorder)
+        patch.setattr(group_trainer, "recorder_on", lambda device, share: recorder)
         group = group_trainer.build(
             tiny.bundle, tasks, tiny.batches, device, Heartbeat(), logs, raised
         )
@@ -95,7 +94,7 @@ def sgd(**settings: Any) -> Callable[[nn.Module], optim.Optimizer]:
 
 HEAVY = {"momentum": 0.9, "dampening": 0.3}
 CYCLE = {"lr_schedules": {"onecycle": "onecycle"}}
-INSIDE, MIXED = "CUDA graph of the fused step\n", "CUDA graph of the fused step, without "
+INSIDE, MIXED = "CUDA graph of the step\n", "CUDA graph of the step, without "
 
 TRIAL, REPLAYS = 3, 9
 """Replays of a trial; of three steps in each epoch but the first, whose steps are eager."""
@@ -146,6 +145,7 @@ def test_a_group_with_a_graph_has_the_same_bits(tmp_path: Path, name: str) -> No
     assert recorder.replays == TRIAL + REPLAYS
     # Each replica draws its dropout.
     assert len(recorder.registered) == len(tiny.jobs)
+    assert recorder.gathers
 
 
 def late_cycle(optimizer: optim.Optimizer) -> Any:
