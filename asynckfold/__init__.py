@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from asynckfold.api.estimator import AsyncKFoldClassifier, AsyncKFoldRegressor
     from asynckfold.api.export import export
     from asynckfold.api.fit import (
         Accuracy,
@@ -61,7 +62,9 @@ __all__ = [
     "Accuracy",
     "AllJobsFailedError",
     "AsyncKFold",
+    "AsyncKFoldClassifier",
     "AsyncKFoldError",
+    "AsyncKFoldRegressor",
     "Baseline",
     "BestWeights",
     "CVResults",
@@ -127,6 +130,7 @@ _MODULES = {
         "StorageError",
         "StoreCorruptError",
     ),
+    "api.estimator": ("AsyncKFoldClassifier", "AsyncKFoldRegressor"),
     "api.export": ("export",),
     "api.fit": ("Accuracy", "DistributedTester", "DistributedTrainer", "Fitted", "fit"),
     "jobs.folds": ("Fold",),

@@ -26,6 +26,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("own_loop", ["MLP"]),
         ("grid", ["Net/cosine/lr=0.01,width=64", "linear/cosine/lr=0.01"]),
         ("tabular", ["MLP"]),
+        ("scikit_learn", ["narrow", "linear"]),
         ("segmentation", ["narrow", "wide"]),
         ("detection", ["narrow", "wide"]),
         ("autoencoder", ["code of 2", "code of 8"]),

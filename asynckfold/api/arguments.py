@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
@@ -602,16 +603,17 @@ def keyed(dataset: Any, target_key: str | None) -> Any:
 
 def of_arrays(transform: Callable[[Any], Any]) -> Transform:
     """Return a function of tensors as one of arrays."""
+    return functools.partial(_applied, transform)
+
+
+def _applied(transform: Callable[[Any], Any], outputs: Any) -> Any:
     import torch
 
-    def apply(outputs: Any) -> Any:
-        with torch.no_grad():
-            made = transform(with_leaves(lambda item: torch.from_numpy(np.array(item)), outputs))
-        if isinstance(made, torch.Tensor):
-            return made.detach().cpu().numpy()
-        return np.asarray(made)
-
-    return apply
+    with torch.no_grad():
+        made = transform(with_leaves(lambda item: torch.from_numpy(np.array(item)), outputs))
+    if isinstance(made, torch.Tensor):
+        return made.detach().cpu().numpy()
+    return np.asarray(made)
 
 
 def _is_whole(value: object) -> TypeGuard[int]:

@@ -236,6 +236,10 @@ class TrainedModels:
 
     load: Callable[[], PredictionModels]  # builds them at the first use
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        with seeding.preserved():
+            return _ready, (self.load(),)
+
     def __call__(self, inputs: Any) -> Iterator[Outputs]:
         """Yield what each model says of each batch of samples, shape (models, batch, ...)."""
         with seeding.preserved():
@@ -268,6 +272,10 @@ class TrainedModels:
 
         with seeding.preserved():
             return expected_by(self.load())
+
+
+def _ready(models: PredictionModels) -> TrainedModels:
+    return TrainedModels(lambda: models)
 
 
 # The models of a run
@@ -342,6 +350,12 @@ class RunModels:
         rows_of_run = candidates(results.plan, results.results)
         metric, folds = results.plan.scoring[0], results.folds
         return EstimatorComparison(metric, rows_of_run, estimators, folds, errors)
+
+    def estimator(self, results: CVResults, candidate: str | None) -> Any:
+        """Return a fitted estimator of scikit-learn, see `CVResults.estimator`."""
+        from asynckfold.api.estimator import fitted
+
+        return fitted(results, self, candidate)
 
     @cached_property
     def given(self) -> DataArguments:

@@ -309,11 +309,18 @@ class CVResults:
 
     @property
     def best_estimator_(self) -> Any:
-        """The best candidate's module, trained on all samples; needs ``refit``."""
+        """The best candidate's module, trained on all samples; needs ``refit``.
+
+        `AbsentError` if there is none, or its weights or its code are broken.
+        """
         try:
             return self.model(fold="all")
         except InputError as error:
             raise AbsentError(error.problems) from None
+        except Exception as error:  # `hasattr` lets no other through
+            rule = "best_estimator_ needs a model that can be built, and its weights"
+            remedy = "results.model(fold='all') raises it as it is."
+            raise AbsentError.one(rule, f"{type(error).__name__}: {error}", remedy) from error
 
     def state_dict(
         self,
@@ -392,6 +399,25 @@ class CVResults:
         """
         _live_models(self)
         return _ensemble_of(self, done_jobs(self.plan, self.results, _name_of(self, candidate)))
+
+    def estimator(self, candidate: str | None = None) -> Any:
+        """Return a candidate as a fitted estimator of scikit-learn; its folds predict together.
+
+        For what takes fitted estimators, such as ``permutation_importance``, or
+        ``CalibratedClassifierCV`` of a ``FrozenEstimator``. A clone of it has the arguments of this
+        run and its candidate, and trains anew. Takes a candidate and raises errors as `ensemble`.
+
+        Returns
+        -------
+        AsyncKFoldClassifier or AsyncKFoldRegressor
+            Samples are those of the run's dataset, as arrays.
+
+        Raises
+        ------
+        InputError
+            The run has several inputs, outputs or labels per sample.
+        """
+        return _live_models(self).estimator(self, candidate)
 
     def save_model(
         self,

@@ -22,6 +22,7 @@ from asynckfold import (
     JobsFailedWarning,
     RefitFailedError,
     RunStore,
+    StoreCorruptError,
     fit,
     load_results,
 )
@@ -73,6 +74,11 @@ def test_it_is_what_fit_trains_on_all_samples(root: Path) -> None:
     assert seen not in page
     assert seen in results.refitted.report().read_text()
     assert seen in alone.results.report().read_text()
+    for weights in (root / "refit").rglob("*.pt"):
+        weights.write_bytes(b"damaged")
+    assert not hasattr(results, "best_estimator_")
+    with pytest.raises(StoreCorruptError):
+        results.model(fold="all")
 
 
 def test_a_candidate_is_refitted_by_name_and_the_best_by_that_word(root: Path) -> None:
