@@ -30,7 +30,7 @@ from asynckfold.data.batches import Batches, Collation, one_by_one, structure
 from asynckfold.data.dataset import SampleSource, open_inputs
 from asynckfold.data.passes import SampleCheck, SampleFacts
 from asynckfold.data.reading import CheckedDataset, Here, check_samples, with_facts
-from asynckfold.data.table_codes import names_columns, table_like, with_columns
+from asynckfold.data.table_codes import kinds_of, names_columns, table_like, with_columns
 from asynckfold.data.transforms.steps import Step
 from asynckfold.data.transforms.trees import Array, Misfit, kind_of, kinds_text
 from asynckfold.errors import InputError, Problem, refuse
@@ -440,7 +440,7 @@ class RunModels:
             preprocessed,
             self.results.plan.params.eval_batch_size,
             structure(first) if collates else "" if is_one else kinds_text(first, samples=True),
-            () if self.given.codes is None else self.given.codes.kinds,
+            () if self.given.codes is None else kinds_of(self.given.codes.dtypes),
         )
 
     def _members(self, jobs: Sequence[Job], data: Batches, form: InputForm) -> list[Member]:

@@ -35,11 +35,6 @@ class TableCodes:
     values: tuple[Any, ...]  # by column: a Series with the value of each code; None for numbers
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """What each column holds: numbers, dates, durations, or names."""
-        return kinds_of(self.dtypes)
-
-    @property
     def digest(self) -> bytes:
         """Digest of names, types and values."""
         parts = [(name, str(dtype)) for name, dtype in zip(self.columns, self.dtypes, strict=True)]
@@ -71,10 +66,7 @@ def kinds_of(dtypes: Sequence[Any]) -> tuple[str, ...]:
     >>> kinds_of([np.dtype("float32"), np.dtype("datetime64[ns]"), np.dtype(object)])
     ('numbers', 'dates', 'names')
     """
-    kinds = (getattr(dtype, "kind", "O") for dtype in dtypes)
-    names = (str(dtype) == "category" for dtype in dtypes)
-    pairs = zip(kinds, names, strict=True)
-    return tuple("names" if is_name else _KINDS.get(kind, "names") for kind, is_name in pairs)
+    return tuple(_KINDS.get(dtype.kind, "names") for dtype in dtypes)
 
 
 def coded(table: Any) -> tuple[TableCodes, Array]:
@@ -136,20 +128,14 @@ def names_columns(preprocess: Any) -> bool:
     if not hasattr(preprocess, "get_params") or isinstance(preprocess, type):
         return False
     every = [preprocess, *preprocess.get_params().values()]
-    columns = (
-        part[-1]
-        for item in every
-        for part in getattr(item, "transformers", None) or ()
-        if type(item).__name__ == "ColumnTransformer"
-    )
-    return any(map(_is_by_name, columns))
+    chosen = [part[-1] for item in every for part in getattr(item, "transformers", None) or ()]
+    return any(map(_is_by_name, chosen))
 
 
 def _is_by_name(columns: Any) -> bool:
     if isinstance(columns, slice):
         columns = [columns.start, columns.stop]
-    listed = [columns] if isinstance(columns, str) or callable(columns) else list(np.ravel(columns))
-    return any(isinstance(item, str) or callable(item) for item in listed)
+    return callable(columns) or any(isinstance(item, str) for item in np.ravel(columns))
 
 
 def with_columns(table: Any, columns: Sequence[Any], what: str) -> Any:

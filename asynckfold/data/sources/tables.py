@@ -103,7 +103,8 @@ def read_table(name: str, path: Path, choice: TableOptions) -> Inspection:
         second_meanings(path, head, cells),
     )
     columns = list(table.columns)
-    column = Column(head.name(target), TARGET, NAMES, missing=len(missing), different=len(names))
+    different, kind = len(np.unique(targets)), "float64" if choice.regression else NAMES
+    column = Column(head.name(target), TARGET, kind, missing=len(missing), different=different)
     columns.insert(target, column)
     return replace(table, columns=tuple(columns))
 
