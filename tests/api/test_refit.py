@@ -74,7 +74,12 @@ def test_it_is_what_fit_trains_on_all_samples(root: Path) -> None:
     assert seen not in page
     assert seen in results.refitted.report().read_text()
     assert seen in alone.results.report().read_text()
-    for weights in (root / "refit").rglob("*.pt"):
+
+
+@pytest.mark.damages("of what is broken, hasattr says that it is not there")
+def test_to_ask_for_the_best_estimator_never_raises(root: Path) -> None:
+    results = called(root)
+    for weights in (root / "refit").rglob("*.safetensors"):
         weights.write_bytes(b"damaged")
     assert not hasattr(results, "best_estimator_")
     with pytest.raises(StoreCorruptError):
