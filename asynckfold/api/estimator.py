@@ -151,7 +151,7 @@ class _AsyncKFoldEstimator(BaseEstimator):  # type: ignore[misc]
         )
         rows = samples if hasattr(samples, "iloc") else samples.reshape(len(samples), -1)
         if self._preprocess is not None:
-            rows = clone(self._preprocess).fit_transform(rows, targets)
+            rows = clone(self._preprocess).fit_transform(rows, np.asarray(y))
         outputs = targets.shape[1] if targets.ndim > 1 else len(self.classes_)
         sizes = {"in_features": rows.shape[1], "out_features": outputs, "num_classes": outputs}
         call = {

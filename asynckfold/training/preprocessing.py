@@ -116,6 +116,8 @@ def _fitted(
     if codes is not None:
         inputs = codes.table(inputs)
     wanted = targets.cpu().numpy()[train]
+    if wanted.shape[1:] == (1,):
+        wanted = wanted[:, 0]  # transformers of scikit-learn warn of one column
     # Without a random_state, a transformer draws from the global generators.
     with seeded(0):
         if hasattr(fit, "fit_transform"):

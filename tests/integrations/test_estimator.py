@@ -23,7 +23,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import ConfusionMatrixDisplay, RocCurveDisplay
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler, TargetEncoder
 from sklearn.utils import estimator_checks
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -259,3 +259,11 @@ def test_checks_of_scikit_learn(kind: Any, which: str) -> None:
         if name in FEW or (which == "all" and "sample_weight" not in name and name not in left):
             check(one)
     assert {*FEW} < names
+
+
+def test_a_transformer_that_takes_targets_gets_them_without_a_warning() -> None:
+    table = pd.DataFrame({"town": np.array(["a", "b", "c"] * 10)})
+    settings = {**SETTINGS, "preprocess": make_pipeline(TargetEncoder(), StandardScaler())}
+    words = {"epochs": 1, "cv": 2, "dtype": None, "settings": settings}
+    fitted = AsyncKFoldRegressor(nn.Linear, **words).fit(table, np.linspace(0, 1, 30))
+    assert len(set(fitted.predict(table).tolist())) == 3
