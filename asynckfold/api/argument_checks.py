@@ -16,6 +16,7 @@ from asynckfold.jobs.objective import RECONSTRUCTION
 from asynckfold.jobs.recipe import STANDARDIZE, sending_problems
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.scoring import reported_names
+from asynckfold.scheduling.racing import ALPHA, LEAST_FOLDS
 from asynckfold.store.lock import shared_problems
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ _CLASHES = (
     ),
     (("preprocess", "targets"), ("task",), "task='reconstruction' takes the input as the target"),
     (("plan_from",), ("threads_per_job",), "both say how many threads a job has"),
+    (("race",), ("plan_from",), "candidates that race have fusion groups of one fold"),
 )
 """Arguments that exclude each other, and why."""
 
@@ -239,6 +241,24 @@ def joblib_problems(settings: Settings) -> tuple[list[Problem], list[str]]:
     from asynckfold.engines import joblib_backend
 
     return joblib_backend.checked()
+
+
+def race_problems(settings: Settings, candidates: int, folds: int) -> Iterator[Problem]:
+    """Yield why there is nothing to leave out, or what must not be."""
+    if not settings.race:
+        if settings.race_alpha != ALPHA:
+            rule, remedy = "race_alpha is the bound of a race", "Pass race=True, too."
+            yield Problem(rule, f"race_alpha={settings.race_alpha}, race=False", remedy)
+        return
+    if candidates < 2:
+        rule, remedy = "a race needs two candidates", "Add one, or leave race out."
+        yield Problem(rule, f"{candidates} candidate", remedy)
+    if folds < LEAST_FOLDS:
+        rule = f"a race needs {LEAST_FOLDS} folds: two for a test, and one that it may save"
+        yield Problem(rule, f"{folds} folds", f"Pass kfolds={LEAST_FOLDS} or more.")
+    if settings.refit not in (True, False, "best"):
+        rule = "refit must not name a candidate that a race may leave out"
+        yield Problem(rule, repr(settings.refit), "Pass refit=True, or leave race out.")
 
 
 def _process_problems(settings: Settings, params: TrainerParams) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ from asynckfold.jobs.objective import RECONSTRUCTION, REGRESSION, Transform
 from asynckfold.jobs.schema import with_leaves
 from asynckfold.jobs.trainer_params import JobTrainer
 from asynckfold.results.scoring import with_reported
+from asynckfold.scheduling.racing import ALPHA
 from asynckfold.system.units import gibibytes, in_bytes
 
 if TYPE_CHECKING:
@@ -348,6 +349,12 @@ class Settings(MachineArguments, JobTrainer):
         ``"LeNet5/cosine"``. ``"best"`` is True. The result is a separate run below
         ``refit`` in the run's folder: `CVResults.refitted`, and ``results.state_dict(fold="all")``.
         That of another candidate than the best is ``results.on_all_samples(name)``.
+    race : bool
+        Leave out candidates that can no longer win. After each fold that all candidates have ended,
+        those that the first one beats are not trained any more, and not ranked. See the how-to
+        guide "Race candidates".
+    race_alpha : float
+        Bound on the chance that a race leaves the best candidate out, over all folds and pairs.
     random_samples : bool
         Declare that each read of a sample may give another pair (x, y). Draws from the global
         generators of torch, NumPy and random are noticed without it. Input and target then always
@@ -480,6 +487,8 @@ class Settings(MachineArguments, JobTrainer):
         group="training",
         remedy="Pass refit=True, and name the score that chooses first in scoring.",
     )
+    race: bool = argument(False, group="training")
+    race_alpha: float = argument(ALPHA, group="training", above=0, below=1)
     random_samples: bool = argument(False, group="data")
     pos_label: Any = argument(None, group="training", metavar="CLASS", reads=str)
     output_transform: Callable[[Any], Any] | None = argument(None, group="training")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asynckfold.api.argument_checks import race_problems
 from asynckfold.api.arguments import Settings
 from asynckfold.api.display import Display
 from asynckfold.api.score_checks import ranked
@@ -22,7 +23,7 @@ from asynckfold.jobs.placement import Request
 from asynckfold.jobs.plan import Plan, folds_fingerprint, jobs_of
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.reproducibility import THREADS, differences
-from asynckfold.jobs.result import DIVERGED, DONE
+from asynckfold.jobs.result import FAILED
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.planning.fusion_groups import Grouping
 from asynckfold.planning.workload import Choice, Workload
@@ -141,6 +142,7 @@ def make_draft(call: Call) -> Plan:
     settings, recipe, data, folds = call.settings, call.recipe, call.data, call.folds
     # Smaller folds, and parts of them, make smaller steps.
     largest = max(len(fold.train) for fold in folds)
+    refuse(race_problems(settings, len(recipe.candidates), len(folds)))
     return Plan(
         jobs_of(recipe.candidates, folds, settings.random_state),
         call.params,
@@ -153,6 +155,7 @@ def make_draft(call: Call) -> Plan:
         data.fingerprint,
         folds_fingerprint(folds),
         data.classes,
+        race=settings.race_alpha if settings.race else None,
     ).with_objective(data.labels.objective)
 
 
@@ -253,7 +256,7 @@ def software_of(call: Call, draft: Plan) -> dict[str, str]:
     if call.stored is not None and not settings.allow_different_software:
         ended = store.reader.finished()
         # Failed jobs are tried again.
-        if any(ended.get(job.id) not in (DONE, DIVERGED) for job in draft.jobs):
+        if any(ended.get(job.id, FAILED) == FAILED for job in draft.jobs):
             refuse(_software_problems(store, here))
     return here | ({} if call.cluster is None else call.cluster.software)
 

@@ -31,7 +31,7 @@ from asynckfold.api.progress import SweepProgress, cores_in_use, overview
 from asynckfold.jobs.messages import EpochEnd, Note, RunEvent
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.result import DONE, Result
+from asynckfold.jobs.result import CANCELLED, Result
 from asynckfold.system.console import animates, console, spinner
 from asynckfold.system.plain_text import one_line
 from asynckfold.system.signals import unbroken
@@ -184,9 +184,11 @@ class Display:
         """Note a result, which is durable."""
         with self._lock:
             self._begun.ended(result)
-        if result.status != DONE:
+        if result.is_failure:
             text = f"{result.job_id} {result.status}: {result.error}"
             self.note(text, level=logging.WARNING)
+        elif result.status == CANCELLED:
+            self.note(f"{result.job_id} {result.error}", verbose=2)
         else:
             scores = " ".join(f"{name} {value:.4f}" for name, value in result.scores.items())
             self.note(f"{result.job_id} {scores} in {result.fit_seconds:.1f} s", verbose=2)

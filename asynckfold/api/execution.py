@@ -31,6 +31,7 @@ from asynckfold.results.verdict import make_verdict
 from asynckfold.store import Interim, RunStore
 from asynckfold.sweep.attempts import Finish
 from asynckfold.sweep.loop import Sweep
+from asynckfold.sweep.race import Race
 
 PUBLISH_SECONDS = 2.0
 """Between two interim results for other programs."""
@@ -116,7 +117,9 @@ def training(call: Call, stop_reason: StopReason | None = None) -> Iterator[Swee
     finish: Finish = _Scorer(call)
     if stop_reason is not None:
         finish = _stopping(call, finish, stop_reason)
-    store.set_software({THREADS: call.bundle.plan.threads_text, **call.software})
+    plan = call.bundle.plan
+    race = None if plan.race is None else Race(plan, call.folds)
+    store.set_software({THREADS: plan.threads_text, **call.software})
     store.packing(time.monotonic() - call.started)
     try:
         with make(call.bundle) as engine:
@@ -130,6 +133,7 @@ def training(call: Call, stop_reason: StopReason | None = None) -> Iterator[Swee
                 signals=call.signals,
                 max_wait=make.max_wait,
                 yields=settings.yield_to_others,
+                race=race,
             )
         achieved = packing_of(store.reader)
         if achieved is not None:

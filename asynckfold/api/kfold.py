@@ -37,7 +37,7 @@ from asynckfold.jobs.candidate_names import base_of, values_of
 from asynckfold.jobs.digests.run import of_run
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.result import DONE, cause, own_frames
+from asynckfold.jobs.result import cause, own_frames
 from asynckfold.jobs.schema import leaves_of
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.planning.forecast import Forecast
@@ -382,7 +382,8 @@ class AsyncKFold:
 
     def _judge(self, results: CVResults, display: Display) -> None:
         """Warn of failed jobs, or raise."""
-        failed = [item for item in results.results.values() if item.status != DONE]
+        ended = results.results.values()
+        failed = [item for item in ended if item.is_failure]
         if not failed:
             return
         lines = "\n".join(failure_lines(results))
@@ -390,7 +391,7 @@ class AsyncKFold:
         first = f"{text}\n{own_frames(failed[0].traceback)}".rstrip()
         if self.settings.error_score == "raise":
             raise JobFailedError(first)
-        if len(failed) == len(results.plan.jobs):
+        if not results.counts["done"] and len(ended) == len(results.plan.jobs):
             raise AllJobsFailedError(first)
         display.warn(text, JobsFailedWarning)
 
@@ -402,7 +403,7 @@ def failure_lines(results: CVResults) -> Iterator[str]:
     """Yield one line for each way in which jobs failed, with the first of these jobs."""
     grouped: dict[str, list[str]] = {}
     for item in results.results.values():
-        if item.status != DONE:
+        if item.is_failure:
             grouped.setdefault(cause(item.error), []).append(item.job_id)
     for error, names in grouped.items():
         more = ", …" if len(names) > 3 else ""

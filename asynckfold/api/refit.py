@@ -24,6 +24,7 @@ from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.result import BEST_EPOCH
 from asynckfold.results.candidates import Candidate
 from asynckfold.results.cv_results import CVResults
+from asynckfold.scheduling.racing import ALPHA
 from asynckfold.store.layout import refit_folder
 
 SEEN_AGAIN = 1000
@@ -110,6 +111,8 @@ def on_all_samples(
         fuse=False,
         time_budget_s=seconds,
         refit=False,
+        race=False,
+        race_alpha=ALPHA,
         report=False,
         devices=_devices(settings, candidate.device),
     )

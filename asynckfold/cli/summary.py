@@ -62,7 +62,8 @@ def print_results(root: Path, out: Output, *, with_report: bool) -> int:
         out.say(f"report: {page}", wraps=False)
     if fault:
         out.error(fault)
-    return 1 if results.counts["done"] < results.counts["planned"] else 0
+    counts = results.counts
+    return 1 if counts["done"] + counts["cancelled"] < counts["planned"] else 0
 
 
 def _numbers(results: CVResults) -> dict[str, Any]:

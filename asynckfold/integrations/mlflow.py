@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from asynckfold.integrations.tensorboard import points
 from asynckfold.jobs.candidate_names import base_of
-from asynckfold.jobs.result import DONE
+from asynckfold.jobs.result import CANCELLED, DONE
 from asynckfold.results.cv_results import CVResults
 
 _RUN, _STATE = "asynckfold.job", "asynckfold.digest"
@@ -68,10 +68,11 @@ def write(
             child, is_new = into.begin(name, result.digest, parent)
             if is_new:
                 new += 1
-                into.fill(
-                    child, params, points(result), "FINISHED" if result.status == DONE else "FAILED"
-                )
+                into.fill(child, params, points(result), _STATES.get(result.status, "FAILED"))
     return new
+
+
+_STATES = {DONE: "FINISHED", CANCELLED: "KILLED"}
 
 
 def _summary(scores: Mapping[str, npt.NDArray[Any]]) -> dict[str, float]:

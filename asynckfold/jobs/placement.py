@@ -79,6 +79,7 @@ class Request:
     measures_gpu: bool = False  # whether that is a guess, to be replaced
     jobs: tuple[str, ...] = ()  # of a group; empty: just `job_id`
     trainer: str = "plain"
+    stage: int = 0  # of two pending jobs on the same kind of device, the lower one starts first
 
     @property
     def width(self) -> int:

@@ -111,6 +111,8 @@ class Plan:
     reacting : tuple of str
         Candidates whose LR schedule reacts to a loss, so that each job sets samples of its training
         fold aside for it, unless `inner_valid` does for all.
+    race : float or None
+        Bound on the chance that racing leaves the best candidate out; None: all jobs are trained.
     """
 
     jobs: tuple[Job, ...]
@@ -132,6 +134,7 @@ class Plan:
     devices: Mapping[str, str] = field(default_factory=dict)
     by_batch: bool = False
     reacting: tuple[str, ...] = ()
+    race: float | None = None
 
     def device_of(self, candidate: str) -> str:
         """Return the kind of device of a candidate's jobs."""
@@ -236,6 +239,11 @@ class Plan:
         return tuple(dict.fromkeys((job.model, job.lr_schedule) for job in self.jobs))
 
     @property
+    def fold_keys(self) -> tuple[tuple[int, int], ...]:
+        """(repeat, fold) pairs, in their order."""
+        return tuple(dict.fromkeys((job.repeat, job.fold) for job in self.jobs))
+
+    @property
     def candidate_names(self) -> tuple[str, ...]:
         """Names of the candidates, in the caller's order."""
         return tuple(candidate_name(*pair) for pair in self.candidates)
@@ -247,7 +255,10 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the plan as canonical JSON: 1 is 1.0 where a number may be a fraction."""
-        return encoded(decoded(Plan, parsed(encoded(self)), "plan"), is_sorted=True)
+        values = vars(decoded(Plan, parsed(encoded(self)), "plan"))
+        if self.race is None:  # as in plans that were written before there was racing
+            values = {name: value for name, value in values.items() if name != "race"}
+        return encoded(values, is_sorted=True)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -289,8 +300,8 @@ class Plan:
     def obstacle(self, other: Plan, free: Collection[str] = ()) -> str | None:
         """Name the first thing for which `other` is no continuation of this plan, or None.
 
-        A continuation may hold further candidates; whatever the results of this plan's jobs depend
-        on is the same.
+        A continuation may hold further candidates, unless they race; whatever the results of this
+        plan's jobs depend on is the same.
 
         Parameters
         ----------
@@ -310,7 +321,8 @@ class Plan:
         >>> replace(plan, jobs=two).obstacle(plan)
         'models: B, A there, A here'
         """
-        if not set(self.jobs) <= set(other.jobs):
+        is_other = self.race is not None and len(self.jobs) != len(other.jobs)
+        if is_other or not set(self.jobs) <= set(other.jobs):
             return self.first_difference(other)
         mine = {job.id for job in self.jobs}
         candidates = {job.candidate for job in self.jobs}

@@ -91,7 +91,8 @@ class Result:
     attempt : int
         The attempt that ended, from 1.
     status : {"done", "failed", "diverged", "cancelled"}
-        How it ended.
+        How it ended. What racing left out is cancelled, and whatever it returned is dropped; its
+        `attempt` is 0 if it never started.
     scores : Mapping of str to float
         By metric, on the held-out fold, by the model of the last epoch; greater is better.
     epochs : tuple of Epoch
@@ -145,6 +146,11 @@ class Result:
     averaged: AveragingSummary | None = None
     peak_gpu_memory: int = 0
     node: str = ""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it has no score, other than because racing left it out."""
+        return self.status not in (DONE, CANCELLED)
 
     @property
     def digest(self) -> str:
@@ -295,7 +301,8 @@ def counts_line(counts: Mapping[str, Any], *, is_held: bool = False) -> str:
     '12 of 20 jobs finished, 1 failed, 7 pending'
     """
     running = counts.get("running", 0)
-    numbers = {name: counts[name] for name in ("failed", "diverged", "cancelled")}
+    numbers = {name: counts[name] for name in ("failed", "diverged")}
+    numbers["left out"] = counts["cancelled"]
     numbers["running"] = running
     numbers["waiting" if is_held else "pending"] = max(0, counts["pending"] - running)
     others = "".join(f", {number} {name}" for name, number in numbers.items() if number)

@@ -169,7 +169,7 @@ def grouped(
     groups: list[tuple[str, ...]] = []
     why: dict[str, str] = {}
     widths: dict[str, int] = {}
-    ids = {job.id for job in plan.jobs}
+    ids, folds = {job.id for job in plan.jobs}, plan.fold_keys
     kept = () if before is None else tuple(group for group in before.groups if ids >= set(group))
     known = set() if before is None else {job.id for job in before.jobs}
     for model in dict.fromkeys(job.model for job in plan.jobs):
@@ -189,14 +189,22 @@ def grouped(
         if nodes and not on_gpus:
             places = sum(count // threads for count in nodes)
         widest = MOST_ON_A_GPU if on_gpus else MOST_JOBS
-        made = [] if reason or not fresh else _divided(fresh, fuse, places, fitting, widest)
+        rounds = [fresh]
+        if plan.race is not None:
+            # Groups of one fold, so that there is something to leave out.
+            new = [job for job in jobs if job.id in fresh]
+            rounds = [[job.id for job in new if key == (job.repeat, job.fold)] for key in folds]
+        divided = [_divided(names, fuse, places, fitting, widest) for names in rounds if names]
+        made = [] if reason else [group for part in divided for group in part]
         if not reason and fresh and not made:
             reason = f"{len(fresh)} jobs are too few for {cores} {'GPUs' if on_gpus else 'cores'}"
         mine += made
         groups += mine
         taken_over = known.issuperset(names)
         why[model] = _group_sentence(mine, len(names), reason, taken_over=taken_over)
-        if made and made != _divided(fresh, fuse, places, len(names), widest):
+        if made and divided != [
+            _divided(each, fuse, places, len(each), widest) for each in rounds if each
+        ]:
             why[model] += f", since no more than {fitting} at once fit into the memory"
         if made and checks and checks.get(model):
             why[model] += f"; {checks[model]}"

@@ -163,7 +163,7 @@ def requests(
     """
     together = {name: len(group) for group in groups for name in group}
     works, plan, params = workload.works(), workload.plan, workload.plan.params
-    made = {}
+    made, fold_keys = {}, plan.fold_keys
     for job in plan.jobs:
         gpu = plan.device_of(job.candidate) == "cuda"
         cost = choice.cost_of(job, plan).shared_by(params.processes)
@@ -187,5 +187,7 @@ def requests(
             gpu_share=FULL_SHARE / per_gpu,
             measures_gpu=may_share and workload.jobs_per_gpu is None,
             trainer=params.trainer,
+            # Of candidates that race, a fold of all comes before the next one.
+            stage=0 if plan.race is None else fold_keys.index((job.repeat, job.fold)),
         )
     return made

@@ -45,6 +45,11 @@ class Candidate:
         return params_of(self.model, self.lr_schedule)
 
     @property
+    def is_left_out(self) -> bool:
+        """Whether racing left it out after its done folds."""
+        return self.status == CANCELLED
+
+    @property
     def complete(self) -> bool:
         """Whether every fold has a score; only complete candidates are ranked."""
         return self.done == self.planned
@@ -87,16 +92,17 @@ def candidates(
     rows = []
     for (model, lr_schedule), jobs in by_pair.items():
         outcomes = [results.get(job.id) for job in jobs]
+        used = [item if item and item.status != CANCELLED else None for item in outcomes]
         rows.append(
             Candidate(
                 model,
                 lr_schedule,
                 {
-                    metric: np.array([score_of(item, metric, error_score) for item in outcomes])
+                    metric: np.array([score_of(item, metric, error_score) for item in used])
                     for metric in plan.scoring
                 },
-                np.array([item.fit_seconds if item else np.nan for item in outcomes]),
-                np.array([item.score_seconds if item else np.nan for item in outcomes]),
+                np.array([item.fit_seconds if item else np.nan for item in used]),
+                np.array([item.score_seconds if item else np.nan for item in used]),
                 sum(item is not None and item.status == DONE for item in outcomes),
                 len(jobs),
                 _worst(outcomes),
@@ -107,8 +113,8 @@ def candidates(
 
 
 def score_of(result: Result | None, metric: str, error_score: float) -> float:
-    """Return a job's score: `error_score` if it failed, NaN if it is pending."""
-    if result is None:
+    """Return a job's score: `error_score` if it failed, NaN if it is pending or left out."""
+    if result is None or result.status == CANCELLED:
         return math.nan
     if result.status != DONE:
         return error_score

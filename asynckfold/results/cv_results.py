@@ -6,7 +6,7 @@ import contextlib
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,6 +34,7 @@ from asynckfold.results.out_of_fold import (
     out_of_fold,
     ragged_problems,
 )
+from asynckfold.results.racing import race_sentence
 from asynckfold.results.speedup import AgainstSerial, Speedup, against_serial, speedup_of
 from asynckfold.results.statistics import (
     Pairs,
@@ -137,7 +138,9 @@ class CVResults:
         """
         # Without `error_score`, which is not a sample.
         rows = candidates(self.plan, self.results)
-        return make_verdict(rows, self.plan.scoring[0], self.folds)
+        verdict = make_verdict(rows, self.plan.scoring[0], self.folds)
+        race = race_sentence(self.plan, self.results)
+        return replace(verdict, sentences=(*verdict.sentences, race)) if race else verdict
 
     def compare(self) -> pd.DataFrame:
         """Return a pandas table of all pairs of candidates, compared fold by fold.
@@ -617,8 +620,9 @@ def refit_note(store: RunReader) -> str:
 
 
 def pairs_of(results: CVResults) -> Pairs:
-    """Compare all pairs of candidates."""
+    """Compare all pairs of candidates, but those that racing left out."""
     rows, metric = candidates(results.plan, results.results), results.plan.scoring[0]
+    rows = [row for row in rows if not row.is_left_out] or rows
     names, scores = [row.name for row in rows], np.array([row.scores[metric] for row in rows])
     largest = largest_difference(metric, scores)
     return Pairs(paired_differences(names, scores, results.folds, largest))

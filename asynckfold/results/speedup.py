@@ -14,7 +14,7 @@ from operator import itemgetter
 from statistics import fmean
 
 from asynckfold.jobs.plan import Job, Plan
-from asynckfold.jobs.result import DONE, Baseline, Result
+from asynckfold.jobs.result import CANCELLED, DONE, Baseline, Result
 
 MEASURED = "measured"
 NOT_TAKEN = "no serial loop was run; baseline='measure' (--baseline measure) runs it, too"
@@ -189,6 +189,8 @@ def speedup_of(
     """Decide what to report as the speedup of the `planned` job ids."""
     if baseline is None:
         return Speedup("", None, None, NOT_TAKEN, None, None, packed_seconds, 0)
+    left_out = {name for name, item in results.items() if item.status == CANCELLED}
+    planned = [name for name in planned if name not in left_out]
     done = [name for name in planned if _is_done(results, name)]
     seconds = [baseline.seconds_by_job.get(name, math.nan) for name in done]
     serial = math.fsum(seconds) if done and not any(map(math.isnan, seconds)) else None

@@ -16,7 +16,7 @@ import numpy as np
 
 from asynckfold.jobs.candidate_names import base_of, values_of
 from asynckfold.jobs.plan import Job, Plan
-from asynckfold.jobs.result import Baseline, Epoch, Result
+from asynckfold.jobs.result import CANCELLED, Baseline, Epoch, Result
 from asynckfold.results.candidates import Candidate, rank, score_of
 from asynckfold.results.speedup import AgainstSerial
 from asynckfold.system.plain_text import one_line
@@ -189,7 +189,7 @@ def ranking(
                 *(_cell(row[name]) for name in names),
                 "n/a" if math.isnan(mean) else f"{mean:.4f} ± {std:.4f}",
                 *["" if math.isnan(low) else f"{low:.4f} … {high:.4f}"] * len(bounds),
-                f"{row['folds_done']}/{row['folds']}",
+                f"{row['folds_done']}/{row['folds']}" + " left out" * (row["status"] == CANCELLED),
                 *["" if math.isnan(fit_seconds) else f"{fit_seconds:.1f}"] * len(seconds),
             ]
         )

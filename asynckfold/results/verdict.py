@@ -17,7 +17,7 @@ import numpy as np
 
 from asynckfold.jobs.candidate_names import values_of
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.result import CANCELLED, DONE
+from asynckfold.jobs.result import DONE
 from asynckfold.results.candidates import Candidate, rank
 from asynckfold.results.statistics import (
     SIGNIFICANT,
@@ -70,13 +70,15 @@ class Verdict:
 
 def make_verdict(rows: Sequence[Candidate], metric: str, folds: Sequence[Fold]) -> Verdict:
     """Compare models, then LR schedules; scores of `rows` are NaN where a fold has none."""
-    rows = _crossed(rows)
+    planned, raced = len(rows), [row for row in rows if not row.is_left_out]
+    rows = _crossed(raced, is_raced=len(raced) < len(rows)) if raced else rows
     scores = np.array([row.scores[metric] for row in rows])
     in_points = largest_difference(metric, scores) == 1
     models, lr_schedules = _factors(rows, metric, folds)
     best = models.unbeaten + lr_schedules.unbeaten
     is_compared = bool(models.pairs or lr_schedules.pairs)
     first = _sole_first(rows, metric)
+    is_won = is_compared or (first is not None and len(rows) == 1 < planned)
     levels = (first.model, first.lr_schedule) if first else ()
     beaten = [
         level
@@ -92,14 +94,14 @@ def make_verdict(rows: Sequence[Candidate], metric: str, folds: Sequence[Fold]) 
         lr_schedules.pairs,
         models.unbeaten,
         tuple(filter(None, lr_schedules.unbeaten)),
-        first.name if first and is_compared and best == levels else None,
+        first.name if first and is_won and (best == levels or not is_compared) else None,
         tuple(map(one_line, sentences)),
     )
 
 
-def _crossed(rows: Sequence[Candidate]) -> Sequence[Candidate]:
+def _crossed(rows: Sequence[Candidate], *, is_raced: bool) -> Sequence[Candidate]:
     """Return candidates of a grid whose models all have the same LR schedules."""
-    if not any(values_of(row.model, row.lr_schedule) for row in rows):
+    if not is_raced and not any(values_of(row.model, row.lr_schedule) for row in rows):
         return rows
     models, lr_schedules = {row.model for row in rows}, {row.lr_schedule for row in rows}
     if len(rows) == len(models) * len(lr_schedules):
@@ -166,7 +168,7 @@ class VerdictText:
         beaten: Sequence[str],
     ) -> list[str]:
         """Return all sentences; the `first` candidate may have a `beaten` model or LR schedule."""
-        left = [row.status in (CANCELLED, "pending") for row in rows]
+        left = [row.status == "pending" for row in rows]
         if all(left) and not any(self._folds_of(row) for row in rows):
             return ["No fold has a score yet."]
         both = models.pairs, lr_schedules.pairs

@@ -33,8 +33,9 @@ shape_of: Callable[[Request], Shape] = attrgetter(
 )
 """The resources of a request: two requests of one shape fit in the same places."""
 
-_Rank = tuple[bool, float, str]
-"""(not on a GPU, -seconds, job id): a GPU must not idle because jobs on cores took all of them."""
+_Rank = tuple[bool, int, float, str]
+"""(not on a GPU, stage, -seconds, job id): a GPU must not idle because jobs on cores took all of
+them."""
 
 
 class _Queue:
@@ -139,7 +140,7 @@ class Backlog:
         queue = self._queues.get(shape)
         if queue is None:
             queue = self._queues[shape] = _Queue(request)
-        queue.add((not request.gpu, -request.seconds, request.job_id))
+        queue.add((not request.gpu, request.stage, -request.seconds, request.job_id))
         self._jobs[shape] += request.width
 
     def remove(self, job_id: str) -> Request:

@@ -189,4 +189,4 @@ class Waits:
 
 def _kind(request: Request) -> Request:
     """The requested resources, without the job and its duration."""
-    return replace(request, job_id="", seconds=0.0, jobs=(), trainer="plain")
+    return replace(request, job_id="", seconds=0.0, jobs=(), trainer="plain", stage=0)

@@ -16,7 +16,15 @@ from asynckfold.jobs.decoding import encoded
 from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.plan import Job, Plan
-from asynckfold.jobs.result import DONE, FAILED, Baseline, Epoch, Result, job_by_id
+from asynckfold.jobs.result import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    Baseline,
+    Epoch,
+    Result,
+    job_by_id,
+)
 from asynckfold.store import upkeep
 from asynckfold.store.layout import SPLITS, SUMMARY, job_folder
 from asynckfold.store.lock import now_text
@@ -171,7 +179,12 @@ class RunStore(Closing):
                     file.execute("DELETE FROM meta WHERE key = 'baseline'")
         with file.transaction():
             _end_open_attempts(self, "lost", None)
-            file.execute("DELETE FROM results WHERE status NOT IN (?, 'diverged')", (DONE,))
+            # What was left out of a race may depend on a job that failed.
+            file.execute(
+                "DELETE FROM results WHERE status NOT IN (?, 'diverged') "
+                "AND EXISTS (SELECT 1 FROM results WHERE status = 'failed')",
+                (DONE,),
+            )
             file.execute("DELETE FROM outputs WHERE job_id NOT IN (SELECT job_id FROM results)")
             file.execute("DELETE FROM meta WHERE key = 'waiting'")
             ((count, seconds),) = file.rows(
@@ -276,6 +289,19 @@ class RunStore(Closing):
         self._ended.append(result)
         self.flush()
         return True
+
+    def leave_out(self, job_id: str, reason: str) -> Result:
+        """Record that a job is not used, whatever it has returned; return that result."""
+        ((number,),) = self.file.rows(
+            "SELECT COALESCE(MAX(attempt), 0) FROM attempts WHERE job_id = ?", (job_id,)
+        )
+        self.file.begin()
+        self.file.execute("DELETE FROM outputs WHERE job_id = ?", (job_id,))
+        result = Result(job_id, number, CANCELLED, error=reason)
+        _write_result(self, result)
+        self._ended.append(result)
+        self.flush()
+        return result
 
     def checkpoint(self, ref: CheckpointRef) -> list[str]:
         """Record a checkpoint; return older files of the same job, all but the two newest."""

@@ -13,11 +13,12 @@ from asynckfold.engines.engine import Answer
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.jobs.messages import GpuShare, JobStart, Note, RetryableFailure, RunEvent, Task
 from asynckfold.jobs.placement import FULL_SHARE, Load, Placement
-from asynckfold.jobs.result import FAILED, Result, job_by_id
+from asynckfold.jobs.result import CANCELLED, FAILED, Result, job_by_id
 from asynckfold.jobs.trainer_params import SEVERAL
 from asynckfold.scheduling.reservations import Reservations
 from asynckfold.store import RunStore
 from asynckfold.sweep.pending import PendingJobs
+from asynckfold.sweep.race import Race
 from asynckfold.system.files import remove
 from asynckfold.system.units import gibibytes
 
@@ -159,7 +160,9 @@ class Attempts:
         running: RunningJobs,
         finish: Finish,
         observer: SweepObserver,
+        race: Race | None,
     ) -> None:
+        self._race = race
         self._store = store
         self._pending = pending
         self._running = running
@@ -170,6 +173,12 @@ class Attempts:
         self._recorded: list[Result] = []
         self._outdated: list[str] = []
         self._leaving = False
+        if race is not None:
+            for name, (status, scores) in store.reader.scores().items():
+                race.take(name, status, scores)
+            with store.together():
+                self._leave_out()
+            self.acknowledge()
 
     def start(self, placement: Placement) -> list[Task]:
         """Number the attempts of a placement; durable before a worker hears of them."""
@@ -264,7 +273,16 @@ class Attempts:
         else:
             self._record(outcome, item, answer.pid, answer.peak_memory)
 
+    def _leave_out(self) -> None:
+        """Mark what cannot win, also jobs that were started ahead of the decision."""
+        for name, reason in self._race.losers() if self._race else ():
+            self._pending.leave_out(name)
+            self._recorded.append(self._store.leave_out(name, reason))
+
     def _record(self, result: Result, item: RunningPlacement, pid: int, peak: int) -> None:
+        if self._race and result.job_id in self._race:
+            self._store.end_attempt(result.job_id, result.attempt, CANCELLED, pid=pid)
+            return
         complete = replace(
             self._finish(result),
             pid=pid,
@@ -281,12 +299,18 @@ class Attempts:
             self._pending.learn_gpu(result.job_id, peak=complete.peak_gpu_memory)
         if self._store.record(complete):
             self._recorded.append(complete)
+            if self._race:
+                self._race.take(complete.job_id, complete.status, complete.scores)
+                self._leave_out()
 
     def _retry_or_fail(
         self, task: Task, outcome: str, result: Result, item: RunningPlacement, pid: int, peak: int
     ) -> None:
         """Retry the job, or record `result`, as `decide` says."""
         name, number = task.job.id, task.attempt
+        if self._race and name in self._race:
+            self._record(result, item, pid, peak)
+            return
         if self._leaving:
             # The sweep itself may have killed a worker that did not stop in time.
             self._store.end_attempt(name, number, "interrupted", pid=pid, error=result.error)

@@ -47,6 +47,7 @@ from asynckfold.sweep.attempts import (
     SweepObserver,
 )
 from asynckfold.sweep.pending import PendingJobs
+from asynckfold.sweep.race import Race
 from asynckfold.sweep.tasks import TICK_SECONDS, Patience, Sampler
 from asynckfold.system.signals import Interruption
 
@@ -88,6 +89,8 @@ class Sweep:
         Longest time in seconds during which nothing runs and nothing can start; None: no limit.
     yields : bool
         Whether running jobs leave cores that other processes start to use.
+    race : Race, optional
+        Leaves out jobs of candidates that can no longer win.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Sweep:
         signals: Interruption | None = None,
         max_wait: float | None = None,
         yields: bool = False,
+        race: Race | None = None,
     ) -> None:
         self._yields = yields
         self._patience = Patience(max_wait)
@@ -121,7 +125,7 @@ class Sweep:
             batch_seconds=engine.batch_seconds,
         )
         self._running = RunningJobs(store.moved)
-        self._attempts = Attempts(store, self._pending, self._running, finish, observer)
+        self._attempts = Attempts(store, self._pending, self._running, finish, observer, race)
         self._waiting = WaitReasons((), (), (), {})
         self._sampler = Sampler(store, "packed")
         self._flushed = self._heard = clock()
@@ -183,7 +187,8 @@ class Sweep:
         self._engine.close(GRACE_SECONDS)
         for item in self._arrived():
             # One that cannot be stored must not prevent the others.
-            with contextlib.suppress(StorageError):
+            # What it decides for others is durable together with it.
+            with contextlib.suppress(StorageError), self._store.together():
                 if not isinstance(item, Future) or item in self._running:
                     self._take(item)
         with contextlib.suppress(StorageError):

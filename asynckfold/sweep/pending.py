@@ -163,6 +163,19 @@ class PendingJobs:
         """Note that a job has a result."""
         self._left.pop(job_id, None)
 
+    def leave_out(self, job_id: str) -> None:
+        """Start a job no more; one that runs goes on, and so do the others of its group."""
+        self.finish(job_id)
+        unit = self._unit(job_id)
+        left = self._left_of(unit)
+        if unit in self._backlog:
+            self._backlog.remove(unit)
+            waits = self._waits.start(unit, self._clock())
+            if left:
+                self._add(unit, *waits)
+        elif not left:
+            self._pauses.pop(unit, None)
+
     def add_again(self, placement: Placement) -> None:
         """Return the jobs of a placement that have no result to the backlog, unless they pause."""
         for unit in self._units(placement):

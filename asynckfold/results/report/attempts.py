@@ -10,7 +10,7 @@ import numpy as np
 
 from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.plan import Job, Plan
-from asynckfold.jobs.result import DONE, Result, cause
+from asynckfold.jobs.result import Result, cause
 from asynckfold.results.utilization import end_of, mean_use
 from asynckfold.store import RunReader, Sample
 
@@ -103,7 +103,7 @@ def failures(plan: Plan, results: Mapping[str, Result]) -> tuple[FailureGroup, .
     groups: dict[tuple[str, str], list[tuple[Job, Result]]] = {}
     for job in plan.jobs:
         result = results.get(job.id)
-        if result is not None and result.status != DONE:
+        if result is not None and result.is_failure:
             groups.setdefault((result.status, cause(result.error)), []).append((job, result))
     grouped = [
         FailureGroup(

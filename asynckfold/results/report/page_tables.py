@@ -67,7 +67,7 @@ def ranking(run: Summary) -> PageTable:
             *(_to_first(row) if several else ()),
             *(say.mean_std(row, name) for name in run.metrics[1:]),
             say.seconds(row.fit_seconds),
-            f"{row.folds_done} of {row.folds}" + ("" if row.complete else f", {row.status}"),
+            f"{row.folds_done} of {row.folds}" + ("" if row.complete else f", {say.status(row)}"),
         )
         for row in run.candidates
     ]

@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Sequence
 from statistics import fmean
 
+from asynckfold.jobs.result import CANCELLED
 from asynckfold.jobs.result import own_frames as own_frames  # for the page
 from asynckfold.results.report.attempts import Bar
 from asynckfold.results.report.candidate_rows import CandidateRow
@@ -111,10 +112,10 @@ def headline(summary: Summary) -> str:
 def decision(summary: Summary) -> str:
     """Say which candidate is best, or else which model or LR schedule, if the folds decide that."""
     verdict = summary.verdict
-    if not (verdict.models or verdict.lr_schedules):
-        return "Nothing to compare"
     if verdict.best:
         return f"{verdict.best} is best"
+    if not (verdict.models or verdict.lr_schedules):
+        return "Nothing to compare"
     if verdict.models and len(verdict.best_models) == 1:
         return f"{verdict.best_models[0]} is the best model"
     if verdict.lr_schedules and len(verdict.best_lr_schedules) == 1:
@@ -206,8 +207,15 @@ def state(summary: Summary) -> str:
 
 def unfinished(summary: Summary) -> list[str]:
     """Return the jobs without a score by state: ``["2 failed", "1 pending"]``."""
-    states = ("failed", "diverged", "cancelled", "pending")
-    return [f"{summary.counts[state]} {state}" for state in states if summary.counts[state]]
+    states = {"failed": "failed", "diverged": "diverged", CANCELLED: "left out"}
+    states["pending"] = "pending"
+    counts = summary.counts
+    return [f"{counts[state]} {text}" for state, text in states.items() if counts[state]]
+
+
+def status(row: CandidateRow) -> str:
+    """Return why a candidate is incomplete."""
+    return "left out" if row.status == CANCELLED else row.status
 
 
 def shorten(name: str, limit: int) -> str:
