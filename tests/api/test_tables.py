@@ -196,7 +196,7 @@ def test_shell_and_python_and_arrays_give_the_same_numbers(tmp_path: Path) -> No
     data, rows = written(tmp_path / "rows.csv", Y)
     flags = "--task regression --target-transform standardize --epochs 2 --folds 2 --lr .01"
     words = f"run --data {data} {flags} --root {tmp_path}/shell --batch-size 8 --no-report -q"
-    assert main(shlex.split(f"{words} --threads-per-job 1 --n-jobs 1 --fuse no")) == 0
+    assert main(shlex.split(f"{words} --threads-per-job 1 --engine serial --fuse no")) == 0
     scores = [list(read(tmp_path / "shell").candidates[0].scores["r2"])]
     model = lambda: MLP(5, num_classes=1).append(nn.Flatten(0))  # noqa: E731
     for name, X in {"csv": data, "arrays": rows}.items():
