@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from asynckfold.jobs.result import Baseline, Epoch, Result
     from asynckfold.jobs.trainer_params import TrainerParams
     from asynckfold.results.cv_results import CVResults
-    from asynckfold.results.ensemble import FoldEnsemble
+    from asynckfold.results.ensemble import Blend, FoldEnsemble
     from asynckfold.results.estimator_scores import EstimatorComparison
     from asynckfold.results.report.charts import plots
     from asynckfold.results.statistics import Difference
@@ -67,6 +67,7 @@ __all__ = [
     "AsyncKFoldRegressor",
     "Baseline",
     "BestWeights",
+    "Blend",
     "CVResults",
     "Difference",
     "DistributedTester",
@@ -112,7 +113,7 @@ __all__ = [
 
 _MODULES = {
     "results.cv_results": ("CVResults",),
-    "results.ensemble": ("FoldEnsemble",),
+    "results.ensemble": ("Blend", "FoldEnsemble"),
     "results.estimator_scores": ("EstimatorComparison",),
     "errors": (
         "AllJobsFailedError",

@@ -8,6 +8,7 @@
                   preprocess.0           what `preprocess` fitted, by model: bytes of skops
                   target_transform.0     likewise of `target_transform`
                   check.0                outputs of each model for made-up inputs
+                  weights                of the models of a blend
 
 The made-up inputs hold nothing of the run's data. With them, a factory that builds another model of
 the same shapes is noticed.
@@ -26,6 +27,7 @@ import importlib
 import inspect
 import json
 import platform
+import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -55,8 +57,8 @@ from asynckfold.training.checkpoint import is_plain_tensor, separate
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.target_transform import FittedTargets
 
-FORMAT = 1
-"""Raised when older versions cannot read the file."""
+FORMAT = 2
+"""Raised when older versions cannot read the file: from 2 on there are weights of models."""
 
 _UNNAMED = "unnamed"
 """An `output_transform` without a name: the user passes it again."""
@@ -127,8 +129,10 @@ def save_models(
         for number, outputs in enumerate(_check_outputs(prediction))
     }
     transform, classes = prediction.output_transform, ensemble.classes_
+    if ensemble._weights is not None:
+        tensors["weights"] = torch.tensor(ensemble._weights, dtype=torch.float64)
     header = Header(
-        FORMAT,
+        1 if ensemble._weights is None else FORMAT,
         ensemble.candidate,
         tuple(prediction.about["jobs"]),
         prediction.about["plan"],
@@ -278,7 +282,7 @@ def _parts(data: bytes) -> tuple[dict[str, Any], memoryview]:
 
 def load_model(
     path: str | Path,
-    factory: Callable[[], Any],
+    factory: Callable[[], Any] | Mapping[str, Callable[[], Any]],
     *,
     output_transform: Callable[[Any], Any] | None = None,
 ) -> FoldEnsemble:
@@ -293,6 +297,7 @@ def load_model(
         The file.
     factory : class, zero-argument callable, or module
         What was passed to the run as the model: each call returns a new module. A module is copied.
+        Of a blend of several models, a dict of these by candidate.
     output_transform : callable, optional
         That of the run, if it was no function of torch by name, such as ``torch.sigmoid``.
 
@@ -357,7 +362,7 @@ def load_model(
         {"jobs": header.jobs, "plan": header.plan, "results": header.results},
     )
     refuse(_output_problems(prediction, tensors, made_of))
-    objective = header.objective
+    objective, weights = header.objective, tensors.get("weights")
     return FoldEnsemble(
         header.candidate,
         header.classes,
@@ -366,6 +371,7 @@ def load_model(
         TrainedModels(lambda: prediction),
         None if transform is None else of_arrays(transform),
         objective.all_labels(header.columns) if objective.is_classes else None,
+        None if weights is None else tuple(weights.tolist()),
     )
 
 
@@ -413,6 +419,12 @@ def _rebuilt(
     tensors: Mapping[str, torch.Tensor],
     made_of: str,
 ) -> nn.Module:
+    name = re.sub(r"(/repeat-\d+)?/fold-\d+$", "", header.jobs[number])
+    if isinstance(factory, Mapping):
+        if name not in factory:
+            rule, received = f"factory must have the candidate {name}", ", ".join(factory)
+            raise InputError.one(rule, received, f"Its models are those of {header.candidate}.")
+        factory = factory[name]
     with seeding.preserved(), isolated():
         torch.set_default_dtype(getattr(torch, header.default_dtype))
         model = copy.deepcopy(factory) if isinstance(factory, nn.Module) else factory()

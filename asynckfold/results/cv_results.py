@@ -6,7 +6,7 @@ import contextlib
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from asynckfold.errors import AbsentError, AsyncKFoldError, InputError, refuse
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.objective import Objective
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.reproducibility import Reproducibility, reproducibility_of
 from asynckfold.jobs.result import ENDED, Baseline, Result, counts_line, fingerprint
@@ -26,6 +27,14 @@ from asynckfold.results.candidates import (
     done_jobs,
     find_job,
     rank,
+)
+from asynckfold.results.cross_fitting import (
+    Floats,
+    HeldOutFold,
+    blend_problems,
+    blended,
+    held_out_folds,
+    score_of_values,
 )
 from asynckfold.results.out_of_fold import (
     kept_problems,
@@ -43,13 +52,13 @@ from asynckfold.results.statistics import (
     train_valid_ratio,
 )
 from asynckfold.results.verdict import Verdict, make_verdict
-from asynckfold.store import RunReader
+from asynckfold.store import RunReader, RunStore
 from asynckfold.system.plain_text import one_line
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asynckfold.results.ensemble import FoldEnsemble
+    from asynckfold.results.ensemble import Blend, FoldEnsemble
     from asynckfold.results.estimator_scores import EstimatorComparison
 
 
@@ -422,6 +431,44 @@ class CVResults:
         """
         return _live_models(self).estimator(self, candidate)
 
+    def blend(
+        self, candidates: Sequence[str] | None = None, metric: str | None = None, rounds: int = 20
+    ) -> Blend:
+        """Return the weighted mean of candidates that scores best on the held-out samples.
+
+        Greedy ensemble selection with replacement (Caruana et al. 2004): each round adds the
+        candidate after which the mean of probabilities, or numbers, scores best.
+
+        Parameters
+        ----------
+        candidates : sequence of str, optional
+            Names; by default all that have a score on every fold.
+        metric : str, optional
+            A score of the run, or the name of a scikit-learn scorer; by default the first.
+        rounds : int
+            Candidates that are added at most.
+
+        Raises
+        ------
+        InputError
+            There are fewer than two candidates or folds; outputs were not kept, or differ in
+            meaning; or the metric is a function of outputs.
+        """
+        live, metric = _live_models(self), metric or self.plan.scoring[0]
+        names = [row.name for row in self.candidates if row.ranks_by(self.plan.scoring[0])]
+        names = names if candidates is None else list(dict.fromkeys(candidates))
+        refuse(blend_problems(names, rounds))
+        objective, parts = self._held_out(names)
+        score = score_of_values(live.settings.scoring, metric, objective)
+        weights, scores = blended(names, parts, score, rounds)
+        return _blend_of(self, weights, metric, scores)
+
+    def _held_out(self, names: Sequence[str]) -> tuple[Objective, list[HeldOutFold]]:
+        with RunStore.read(self.root_dir) as reader:
+            targets = reader.splits()[1]
+        transform = None if self._load_models is None else self._load_models().transform
+        return held_out_folds(self.plan, self.folds, self.results, names, targets, transform)
+
     def save_model(
         self,
         path: str | Path,
@@ -579,6 +626,21 @@ def _ensemble_of(results: CVResults, jobs: Sequence[Job]) -> FoldEnsemble:
         models.transform,
         results.classes_,
     )
+
+
+def _blend_of(
+    results: CVResults, weights: Mapping[str, float], metric: str, scores: Floats
+) -> Blend:
+    from asynckfold.results.ensemble import Blend
+
+    by_name = {name: done_jobs(results.plan, results.results, name) for name in weights}
+    jobs = [job for each in by_name.values() for job in each]
+    plain = _ensemble_of(results, jobs)
+    shared = {item.name: getattr(plain, item.name) for item in fields(plain)}
+    each = tuple(weights[job.candidate] / len(by_name[job.candidate]) for job in jobs)
+    text = " + ".join(f"{weight:.3g} {name}" for name, weight in weights.items())
+    changes = {"candidate": text, "_weights": each, "weights": weights}
+    return Blend(**{**shared, **changes, "metric": metric, "scores": scores})
 
 
 def single(results: CVResults, candidate: str | None, fold: int | str, repeat: int) -> FoldEnsemble:

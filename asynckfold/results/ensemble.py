@@ -1,8 +1,9 @@
-"""`FoldEnsemble`: the models of all folds of a candidate as one predictor."""
+"""`FoldEnsemble` and `Blend`: the models of all folds of candidates as one predictor."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ class FoldEnsemble:
     _outputs: Any = field(repr=False)  # runs the models, see `api.fold_models`
     _transform: Transform | None = field(default=None, repr=False)
     classes_: npt.NDArray[Any] | None = field(default=None, repr=False)
+    _weights: tuple[float, ...] | None = field(default=None, repr=False)  # of models; None: equal
 
     @property
     def modules(self) -> list[Any]:
@@ -169,8 +171,13 @@ class FoldEnsemble:
         if columns is not None and columns.ragged:
             refuse(ragged_problems(self.size))
             return of_one_width([batch[0] for batch in self._outputs(inputs)])
-        means = [batch.mean(axis=0, dtype=np.float64) for batch in self._outputs(inputs)]
+        means = [self._mean(batch) for batch in self._outputs(inputs)]
         return np.concatenate(means).astype(np.float32)
+
+    def _mean(self, each: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        if self._weights is None:
+            return np.asarray(each.mean(axis=0, dtype=np.float64))
+        return np.asarray(np.average(each, axis=0, weights=self._weights))
 
     def predict_proba(self, inputs: Any) -> npt.NDArray[np.float64]:
         """Return the mean of the models' class probabilities.
@@ -199,7 +206,7 @@ class FoldEnsemble:
             rule = "predict_proba needs outputs whose probabilities are known"
             remedy = "Use outputs, or make the run with output_transform=."
             refuse([Problem(rule, f"outputs that are {self.objective.scale}", remedy)])
-        means = [self._probabilities(batch).mean(axis=0) for batch in self._outputs(inputs)]
+        means = [self._mean(self._probabilities(batch)) for batch in self._outputs(inputs)]
         return np.concatenate(means)
 
     def predict(self, inputs: Any) -> npt.NDArray[Any]:
@@ -222,7 +229,7 @@ class FoldEnsemble:
                 [predicted(objective, one, self._transform) for one in batch]
                 for batch in self._outputs(inputs)
             )
-            means = [np.mean(predictions, axis=0, dtype=np.float64) for predictions in batches]
+            means = [self._mean(np.stack(predictions)) for predictions in batches]
             return np.concatenate(means).astype(np.float32)
         if objective.scale in (MARGINS, UNKNOWN):
             predictions = predicted(objective, self._mean_outputs(inputs), self._transform)
@@ -235,6 +242,33 @@ class FoldEnsemble:
     def _probabilities(self, batch: Outputs) -> npt.NDArray[np.float64]:
         each = [probabilities(self.objective, one, self._transform) for one in batch]
         return np.stack(each)
+
+
+@dataclass(frozen=True, eq=False)
+class Blend(FoldEnsemble):
+    """The models of several candidates' folds, whose weighted mean is the prediction.
+
+    `CVResults.blend` makes it. It predicts and saves like any `FoldEnsemble`.
+
+    Attributes
+    ----------
+    weights : dict of str to float
+        By candidate; they sum to 1.
+    metric : str
+        The score by which candidates were selected.
+    scores : ndarray of shape (folds,)
+        Of each fold, by weights that were chosen on the samples outside of it. As all scores of
+        folds, they are of one model for each candidate.
+    """
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+    metric: str = ""
+    scores: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0), repr=False)
+
+    @property
+    def score(self) -> float:
+        """Mean of `scores`, to compare with the candidates' mean scores."""
+        return float(self.scores.mean())
 
 
 def _several_problem(objective: Objective, method: str) -> Problem:
