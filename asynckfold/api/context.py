@@ -36,7 +36,7 @@ from asynckfold.sweep.loop import is_stray
 from asynckfold.system import terminal
 from asynckfold.system.gpus import GpuReading
 from asynckfold.system.machine import Machine
-from asynckfold.system.signals import Interruption, listening
+from asynckfold.system.signals import Interruption, listening, unbroken
 
 if TYPE_CHECKING:
     from asynckfold.data.prepare import PreparedData
@@ -275,13 +275,18 @@ def _held(root: Path, resume: str) -> Iterator[RunStore]:
             store.file.roll_back()
         raise
     finally:
-        empty = not store.reader.has_plan
-        store.close()
-        if empty:
-            for name in ("run.db", "run.lock"):
-                (root / name).unlink(missing_ok=True)
-            if fresh and not any(root.iterdir()):
-                root.rmdir()
+        _release(root, store, fresh=fresh)
+
+
+@unbroken
+def _release(root: Path, store: RunStore, *, fresh: bool) -> None:
+    empty = not store.reader.has_plan
+    store.close()
+    if empty:
+        for name in ("run.db", "run.lock"):
+            (root / name).unlink(missing_ok=True)
+        if fresh and not any(root.iterdir()):
+            root.rmdir()
 
 
 def _resume_problems(store: RunStore, resume: str) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import itertools
 import multiprocessing
@@ -456,6 +457,22 @@ def test_an_exception_between_two_rows_loses_nothing(
         if (root / str(point) / "run.db").exists():
             RunStore.read(root / str(point)).close()  # checks every row
         assert call(root / str(point), parallelize=False) == golden
+
+
+def test_ctrl_c_while_a_run_is_released_releases_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = RunFile.close
+
+    def close(self: RunFile) -> None:
+        if self.lock is not None:
+            signal.raise_signal(signal.SIGINT)
+        real(self)
+
+    with monkeypatch.context() as patch, contextlib.suppress(InterruptedRunError):
+        patch.setattr(RunFile, "close", close)
+        call(root, parallelize=False)
+    RunStore.hold(root).close()
 
 
 @pytest.mark.parametrize("look", [RunStore.read, RunStore.hold])
