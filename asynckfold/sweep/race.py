@@ -9,7 +9,7 @@ import numpy as np
 
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.result import DONE
+from asynckfold.jobs.result import CANCELLED, DONE
 from asynckfold.scheduling.racing import left_out
 
 
@@ -41,7 +41,9 @@ class Race:
         return job_id in self._out
 
     def take(self, job_id: str, status: str, scores: Mapping[str, float]) -> None:
-        """Note the result of a job."""
+        """Note the result of a job, unless it was left out."""
+        if status == CANCELLED:
+            return
         score = scores.get(self._metric, math.nan) if status == DONE else math.nan
         row, column = self._places[job_id]
         self._scores[row, column] = -math.inf if math.isnan(score) else score
