@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from asynckfold.jobs.result import Baseline, Epoch, Result
     from asynckfold.jobs.trainer_params import TrainerParams
     from asynckfold.results.cv_results import CVResults
+    from asynckfold.results.decisions import Calibrator, Threshold
     from asynckfold.results.ensemble import Blend, FoldEnsemble
     from asynckfold.results.estimator_scores import EstimatorComparison
     from asynckfold.results.report.charts import plots
@@ -69,6 +70,7 @@ __all__ = [
     "BestWeights",
     "Blend",
     "CVResults",
+    "Calibrator",
     "Difference",
     "DistributedTester",
     "DistributedTrainer",
@@ -100,6 +102,7 @@ __all__ = [
     "SignatureError",
     "StorageError",
     "StoreCorruptError",
+    "Threshold",
     "TrainerParams",
     "Verdict",
     "WeightAverage",
@@ -113,6 +116,7 @@ __all__ = [
 
 _MODULES = {
     "results.cv_results": ("CVResults",),
+    "results.decisions": ("Calibrator", "Threshold"),
     "results.ensemble": ("Blend", "FoldEnsemble"),
     "results.estimator_scores": ("EstimatorComparison",),
     "errors": (

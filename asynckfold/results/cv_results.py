@@ -58,6 +58,7 @@ from asynckfold.system.plain_text import one_line
 if TYPE_CHECKING:
     import pandas as pd
 
+    from asynckfold.results.decisions import Calibrator, Threshold
     from asynckfold.results.ensemble import Blend, FoldEnsemble
     from asynckfold.results.estimator_scores import EstimatorComparison
 
@@ -462,6 +463,48 @@ class CVResults:
         score = score_of_values(live.settings.scoring, metric, objective)
         weights, scores = blended(names, parts, score, rounds)
         return _blend_of(self, weights, metric, scores)
+
+    def threshold(self, metric: Any, candidate: str | None = None) -> Threshold:
+        """Return the probability of the positive class from which on a decision scores best.
+
+        It is chosen on the held-out samples of all folds; those of a fold are scored by a threshold
+        that is chosen on the others.
+
+        Parameters
+        ----------
+        metric : str, scorer, or function
+            Such as ``"f1"``; a function (true, decided) → float gets 0 and 1, 1 for positive.
+        candidate : str, optional
+            By default the best.
+        """
+        from asynckfold.results.decisions import threshold_of
+
+        name = _name_of(self, candidate)
+        return threshold_of(name, metric, *self._held_out([name]))
+
+    def calibrate(
+        self,
+        candidate: str | None = None,
+        method: Literal["temperature", "isotonic"] = "temperature",
+    ) -> Calibrator:
+        """Fit what makes probabilities agree with how often they are right.
+
+        It is fitted on the held-out samples of all folds; log loss and calibration error are those
+        of folds by what is fitted on the others. The models of single folds are calibrated: their
+        mean, `ensemble`, is less sure.
+
+        Parameters
+        ----------
+        candidate : str, optional
+            By default the best.
+        method : {"temperature", "isotonic"}
+            One number for all logits (Guo et al. 2017), or a rising function for each class
+            (Zadrozny and Elkan 2002), which takes some thousand samples.
+        """
+        from asynckfold.results.decisions import calibrator_of
+
+        name = _name_of(self, candidate)
+        return calibrator_of(name, method, *self._held_out([name]))
 
     def _held_out(self, names: Sequence[str]) -> tuple[Objective, list[HeldOutFold]]:
         with RunStore.read(self.root_dir) as reader:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.special import softmax
+from scipy.special import expit, softmax
+from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import log_loss
 from torch import nn
 
@@ -117,6 +118,8 @@ def test_numbers_are_blended(tmp_path: Path) -> None:
     }
     data = X, X[:, :1] + X[:, 1:2] ** 2
     results = called(tmp_path / "run", models, data, nn.MSELoss())
+    with pytest.raises(InputError, match="targets must be one class a sample"):
+        results.calibrate()
     blend = results.blend(rounds=5)
     parts = [w * results.ensemble(name).predict(X) for name, w in blend.weights.items()]
     np.testing.assert_allclose(blend.predict(X), np.sum(parts, axis=0), rtol=1e-5, atol=1e-6)
@@ -146,3 +149,101 @@ def test_a_blend_needs_outputs_of_several_folds(tmp_path: Path, run: CVResults) 
     dropped = called(tmp_path / "none", keep_outputs_gib=0)
     with pytest.raises(InputError, match="out-of-fold outputs must have been kept"):
         dropped.blend()
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> CVResults:
+    """One output for two classes of unequal size, of which the first is positive."""
+    root = tmp_path_factory.mktemp("two") / "run"
+    labels = np.array(["no", "yes", "yes"])[Y]
+    model = {"linear": lambda: nn.Sequential(nn.Linear(8, 1), nn.Flatten(0))}
+    criterion = nn.BCEWithLogitsLoss()
+    return called(root, model, (X, labels), criterion, 3, pos_label="no", scoring="roc_auc")
+
+
+def f1(true: Any, decided: Any) -> float:
+    return 2 * float(np.sum(true * decided)) / max(1, np.sum(true) + np.sum(decided))
+
+
+def test_a_threshold_is_the_best_on_the_other_folds(two: CVResults) -> None:
+    threshold = two.threshold("f1")
+    shares = expit(-two.oof["linear/constant"].astype(float))
+    positive = Y == 0
+
+    def best(rows: Any) -> float:
+        cuts = np.convolve(np.unique([0, *shares[rows], 1]), [0.5, 0.5], "valid")
+        scores = np.array([f1(positive[rows], shares[rows] >= cut) for cut in cuts])
+        ties = cuts[scores == scores.max()]
+        return float(ties[np.abs(ties - 0.5).argmin()])
+
+    assert threshold.value == pytest.approx(best(np.arange(60)))
+    cuts = [best(fold.train) for fold in two.folds]
+    pairs = [
+        (positive[f.valid], shares[f.valid] >= c) for f, c in zip(two.folds, cuts, strict=True)
+    ]
+    np.testing.assert_allclose(threshold.scores, [f1(*pair) for pair in pairs])
+    usual = [f1(positive[f.valid], shares[f.valid] >= 0.5) for f in two.folds]
+    np.testing.assert_allclose(threshold.default_scores, usual)
+    assert threshold.positive == "no"
+    labels = threshold.labels([[threshold.value, 1 - threshold.value], [0.0, 1.0]])
+    assert labels.tolist() == ["no", "yes"]
+    same = load_results(two.root_dir).threshold(f1)
+    assert same.value == threshold.value
+
+
+def by_sklearn(rows: Any, shares: Any, later: Any, method: str) -> Any:
+    """What scikit-learn's calibrator, or the best of many temperatures, makes of probabilities."""
+    if method == "temperature":
+        logits, codes = np.log(shares[rows]), Y[rows]
+        tried = np.exp(np.linspace(-4, 4, 2001))
+        true = np.arange(len(codes)), codes
+        losses = [-np.log(softmax(logits / t, axis=1)[true]).mean() for t in tried]
+        return softmax(np.log(shares[later]) / tried[np.argmin(losses)], axis=1)
+    fits = [
+        IsotonicRegression(out_of_bounds="clip").fit(shares[rows, k], Y[rows] == k)
+        for k in range(3)
+    ]
+    columns = np.stack([fit.predict(shares[later, k]) for k, fit in enumerate(fits)], axis=1)
+    total = columns.sum(axis=1, keepdims=True)
+    return np.where(total > 0, columns / np.where(total > 0, total, 1), 1 / 3)
+
+
+@pytest.mark.parametrize("method", ["temperature", "isotonic"])
+def test_a_calibration_is_judged_on_folds_that_it_was_not_fitted_on(
+    tmp_path: Path, method: Any
+) -> None:
+    results = called(tmp_path / "run", {"right": MODELS["right"]})
+    calibrator = results.calibrate(method=method)
+    shares = softmax(results.oof["right/constant"].astype(float), axis=1)
+    after = np.zeros_like(shares)
+    for fold in results.folds:
+        after[fold.valid] = by_sklearn(fold.train, shares, fold.valid, method)
+    near = {"rtol": 1e-2, "atol": 1e-4}
+    losses = log_loss(Y, shares), log_loss(Y, after)
+    np.testing.assert_allclose(calibrator.log_loss, losses, **near)
+    errors = []
+    for each in (shares, after):
+        sure, right = each.max(axis=1), each.argmax(axis=1) == Y
+        bins = [(sure >= low) & (sure < low + 0.1 + (low == 0.9)) for low in np.arange(10) / 10]
+        errors.append(
+            sum(abs(right[b].mean() - sure[b].mean()) * b.mean() for b in bins if b.any())
+        )
+    assert calibrator.ece[0] == pytest.approx(errors[0])
+    assert calibrator.ece[1] == pytest.approx(errors[1], abs=0.02)
+    rows = np.arange(60)
+    np.testing.assert_allclose(calibrator(shares), by_sklearn(rows, shares, rows, method), **near)
+    if method == "temperature":
+        assert calibrator.temperature is not None
+        assert calibrator.temperature > 1
+        assert calibrator.log_loss[1] < calibrator.log_loss[0]
+
+
+def test_what_has_no_threshold_is_refused(run: CVResults, two: CVResults) -> None:
+    with pytest.raises(InputError, match="a threshold needs two classes"):
+        run.threshold("f1")
+    with pytest.raises(InputError, match="metric must score decisions"):
+        two.threshold("roc_auc")
+    with pytest.raises(InputError, match="metric must name a scikit-learn scorer"):
+        two.threshold("f11")
+    with pytest.raises(InputError, match="method must be 'temperature' or 'isotonic'"):
+        two.calibrate(method="platt")  # type: ignore[arg-type]
