@@ -124,7 +124,7 @@ def _of_job(
         for number in range(len(losses))
     }
     alone = replace(results, results={result.job_id: result})
-    for confusion in count_classes(alone, targets, list(held_out(alone, targets))).values():
+    for confusion in count_classes(alone, targets, held_out(alone, targets)).values():
         files["confusion_matrix.npy"] = as_npy(confusion)
     return {**files, "checkpoint_latest.tar": _checkpoint(store, result)}
 

@@ -100,7 +100,7 @@ def _keep(run: RunReader, data: PreparedData) -> None:
     from asynckfold.results.report.summary import PICTURES
 
     results, targets = read_results(run), run.splits()[1]
-    hard = hard_samples(results, targets, list(held_out(results, targets)))
+    hard = hard_samples(results, targets, held_out(results, targets))
     rows = [item.index for item in hard.samples] if hard else []
     stored = data.stored(rows) if rows else None
     if stored is None or stored.ndim not in (3, 4):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from asynckfold.cli.output import Output
 from asynckfold.cli.run_folder import stored_command
 from asynckfold.errors import InterruptedRunError, Problem, refuse
+from asynckfold.jobs.decoding import uncollected
 from asynckfold.jobs.reproducibility import Reproducibility, reproducibility_of
 from asynckfold.jobs.result import DONE, ENDED, Result, counts_line
 from asynckfold.store import Attempt, RunReader, RunStore, WaitReasons, open_run
@@ -26,13 +27,14 @@ if TYPE_CHECKING:
 WATCH_SECONDS = 1.0
 
 MOST_SCORES, MOST_NODES = 10, 16
+UNREAD = ("samples",)  # nearly all rows of a long run, which say nothing of its state
 
 
 def status(parsed: argparse.Namespace, out: Output) -> int:
     """Print how far a run is, once or until it ends."""
     if parsed.watch:
         return _watch(parsed, out)
-    with open_run(parsed.directory, "DIR", parsed.problems) as store:
+    with open_run(parsed.directory, "DIR", parsed.problems, UNREAD) as store:
         state = with_refits(store)
     out.data(state)
     _say(state, out)
@@ -61,7 +63,7 @@ def _watch(parsed: argparse.Namespace, out: Output) -> int:
     try:
         with Live(console=place, screen=True, auto_refresh=False) as live:
             while True:
-                with open_run(parsed.directory, "DIR") as store:
+                with open_run(parsed.directory, "DIR", unread=UNREAD) as store:
                     state = with_refits(store)
                 live.update(_screen(state, parsed.directory, place), refresh=True)
                 if not state["holder"]:
@@ -130,6 +132,7 @@ def state_of(store: RunReader) -> dict[str, Any]:
     }
 
 
+@uncollected()
 def with_refits(store: RunReader) -> dict[str, Any]:
     """Return `state_of` a run and, in ``refits``, of its runs on all samples.
 

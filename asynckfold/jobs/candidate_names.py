@@ -64,7 +64,8 @@ def base_of(name: str) -> str:
     return name.partition("/")[0]
 
 
-def values_of(*names: str) -> dict[str, Value]:
+@lru_cache(maxsize=4096)
+def values_of(*names: str) -> Mapping[str, Value]:
     """Return the values that names hold, sorted by parameter.
 
     >>> values_of("net/width=64", "cosine/lr=0.01")

@@ -6,8 +6,10 @@ infinity, and the text can be read with any tool; msgspec checks the types.
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,6 +26,18 @@ FAULTS = (
 """Exceptions that unexpected data raise in code that does not check it."""
 
 Kind = TypeVar("Kind")
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Pause the garbage collector, which looks through millions of new values in vain."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def encoded(value: Any, *, is_sorted: bool = False) -> str:
@@ -96,12 +110,15 @@ def decoded(kind: type[Kind], raw: Any, name: str = "value") -> Kind:
 def _unknown(raw: Any, known: Any) -> str:
     """Return the first key of a JSON object or list that no field took, or ``""``."""
     if isinstance(raw, dict):
-        if lost := [key for key in raw if key not in known]:
-            return str(lost[0])
-        pairs = [(item, known[key]) for key, item in raw.items() if type(item) in _NESTED]
-    else:
-        pairs = [pair for pair in zip(raw, known, strict=False) if type(pair[0]) in _NESTED]
-    return next(filter(None, (_unknown(*pair) for pair in pairs if pair[0])), "")
+        if not raw.keys() <= known.keys():
+            return str(next(key for key in raw if key not in known))
+        raw, known = raw.values(), map(known.get, raw)
+    for item, other in zip(raw, known, strict=False):
+        # Not into rows of numbers, which most lists are.
+        is_nested = type(item) is list and not _NESTED.isdisjoint(map(type, item))
+        if (is_nested or type(item) is dict) and (unknown := _unknown(item, other)):
+            return unknown
+    return ""
 
 
-_NESTED = (dict, list)
+_NESTED = {dict, list}

@@ -57,7 +57,7 @@ class Job:
     @property
     def params(self) -> dict[str, Value]:
         """The values of a grid."""
-        return values_of(self.model, self.lr_schedule)
+        return {**values_of(self.model, self.lr_schedule)}
 
     @property
     def id(self) -> str:

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asynckfold.jobs.plan import Job, Plan
@@ -152,7 +153,7 @@ class Result:
         """Whether it has no score, other than because racing left it out."""
         return self.status not in (DONE, CANCELLED)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 over what must never change: weights, outputs, metrics; no time, no place."""
         canonical: dict[str, Any] = {

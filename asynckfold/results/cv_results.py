@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from asynckfold.errors import AbsentError, AsyncKFoldError, InputError, refuse
 from asynckfold.jobs.candidate_names import candidate_name
+from asynckfold.jobs.decoding import uncollected
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.objective import Objective
 from asynckfold.jobs.plan import Job, Plan
@@ -104,10 +106,21 @@ class CVResults:
     _load_refit: Callable[[Candidate], CVResults | None] | None = None
     _load_models: Callable[[], Any] | None = None
 
-    @property
+    @cached_property
     def candidates(self) -> list[Candidate]:
         """One `Candidate` per model × LR schedule, in the caller's order."""
+        if math.isnan(self.error_score):
+            return self._samples
         return candidates(self.plan, self.results, self.error_score)
+
+    @cached_property
+    def _samples(self) -> list[Candidate]:
+        # Without `error_score`, which is not a sample.
+        return candidates(self.plan, self.results)
+
+    @cached_property
+    def _times(self) -> dict[str, AgainstSerial]:
+        return against_serial(self.plan, self.results, self.seconds, self.baseline)
 
     @property
     def cv_results_(self) -> dict[str, Any]:
@@ -146,9 +159,7 @@ class CVResults:
 
         ``print(results.verdict)`` prints it in words.
         """
-        # Without `error_score`, which is not a sample.
-        rows = candidates(self.plan, self.results)
-        verdict = make_verdict(rows, self.plan.scoring[0], self.folds)
+        verdict = make_verdict(self._samples, self.plan.scoring[0], self.folds)
         race = race_sentence(self.plan, self.results)
         return replace(verdict, sentences=(*verdict.sentences, race)) if race else verdict
 
@@ -704,6 +715,7 @@ def refit_of(results: CVResults, name: str) -> CVResults | None:
     return refit if refit is not None and refit.counts["done"] else None
 
 
+@uncollected()
 def read_results(store: RunReader) -> CVResults:
     """Return the results of a run on disk, complete or not."""
     folds, targets = store.splits()
@@ -726,8 +738,8 @@ def refit_note(store: RunReader) -> str:
 
 def pairs_of(results: CVResults) -> Pairs:
     """Compare all pairs of candidates, but those that racing left out."""
-    rows, metric = candidates(results.plan, results.results), results.plan.scoring[0]
-    rows = [row for row in rows if not row.is_left_out] or rows
+    metric = results.plan.scoring[0]
+    rows = [row for row in results._samples if not row.is_left_out] or results._samples
     names, scores = [row.name for row in rows], np.array([row.scores[metric] for row in rows])
     largest = largest_difference(metric, scores)
     return Pairs(paired_differences(names, scores, results.folds, largest))
@@ -735,4 +747,4 @@ def pairs_of(results: CVResults) -> Pairs:
 
 def times_of(results: CVResults) -> dict[str, AgainstSerial]:
     """Compare each candidate with the serial loop, by its name."""
-    return against_serial(results.plan, results.results, results.seconds, results.baseline)
+    return results._times

@@ -8,6 +8,7 @@ heuristic for the folds of one cross-validation.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -177,7 +178,9 @@ def paired_differences(
     ours, theirs = scores[one], scores[other]
     shared = ~np.isnan(ours) & ~np.isnan(theirs)
     count = shared.sum(axis=1)
-    size = np.where(shared, np.maximum(np.abs(ours), np.abs(theirs)), 0).max(axis=1)
+    sizes = np.where(shared, np.maximum(np.abs(ours), np.abs(theirs)), 0)
+    # Column by column: NumPy takes ten times as long along short rows.
+    size = functools.reduce(np.maximum, sizes.T)
     with np.errstate(invalid="ignore", divide="ignore"):
         by_fold = np.where(shared, ours - theirs, 0.0)
         mean = by_fold.sum(axis=1) / count

@@ -151,20 +151,17 @@ def epoch_rows(plan: Plan, results: Mapping[str, Result]) -> Iterator[Row]:
         result = results.get(job.id)
         if result is None:
             continue
+        place = _place(job, parameters)
         for stage in result.pretraining:
-            where = {**_place(job, parameters), "stage": stage.stage, "epoch": stage.number}
+            where = {**place, "stage": stage.stage, "epoch": stage.number}
             # A measure of the user's must not overwrite where the row belongs.
             row = {**where, **unmeasured, **stage.measures, **where}
             yield {**row, "seconds": stage.seconds}
         for item in result.epochs:
             values = {**vars(item), **item.logged}
             del values["logged"]
-            where = {
-                **_place(job, parameters),
-                **({"stage": ""} if staged else {}),
-                "epoch": values.pop("number"),
-            }
-            yield {**where, **values}
+            stages = {"stage": ""} if staged else {}
+            yield {**place, **stages, "epoch": values.pop("number"), **values}
 
 
 def ranking(

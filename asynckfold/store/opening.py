@@ -39,19 +39,23 @@ from asynckfold.store.run_file import RunFile
 from asynckfold.system.files import reading_error
 
 
-def read_run(root: Path) -> RunReader:
-    """Return a reader of a run as it is committed now, see `RunStore.read`."""
+def read_run(root: Path, unread: Collection[str] = ()) -> RunReader:
+    """Return a reader of a run, see `RunStore.read`; rows of `unread` tables are not checked."""
     if not os.path.lexists(root / DATABASE):
         raise StoreCorruptError(f"{root} holds no run: there is no {DATABASE} in it")
-    return RunReader(root, RunFile(root, snapshot(root)))
+    return RunReader(root, RunFile(root, snapshot(root, unread)))
 
 
 def open_run(
-    directory: str | Path, name: str = "run", problems: Iterable[Problem] = ()
+    directory: str | Path,
+    name: str = "run",
+    problems: Iterable[Problem] = (),
+    unread: Collection[str] = (),
 ) -> RunReader:
     """Open the run in a folder; `name` is what the caller calls the folder.
 
-    Earlier `problems` of the caller are reported with those of the folder.
+    Earlier `problems` of the caller are reported with those of the folder. Rows of `unread` tables,
+    which the caller does not read, are not checked.
 
     Raises
     ------
@@ -75,7 +79,7 @@ def open_run(
         rule, what = f"{name} must be the folder of a run", f"{root}, which holds no {DATABASE}"
         received.append(Problem(rule, what, remedy))
     refuse([*problems, *received])
-    return read_run(root)
+    return read_run(root, unread)
 
 
 def refuse_other(root: Path, stored: Plan, plan: Plan, free: Collection[str] = ()) -> None:
@@ -110,7 +114,7 @@ def refuse_other(root: Path, stored: Plan, plan: Plan, free: Collection[str] = (
     raise PlanMismatchError([Problem(rule, difference, remedy)])
 
 
-def snapshot(root: Path) -> sqlite3.Connection:
+def snapshot(root: Path, unread: Collection[str] = ()) -> sqlite3.Connection:
     """Return a connection that sees what is committed now; everything in it was checked.
 
     Raises
@@ -125,7 +129,7 @@ def snapshot(root: Path) -> sqlite3.Connection:
     try:
         db = _open_to_read(path)
         try:
-            _copy(db, path)
+            _copy(db, path, unread)
         except BaseException:
             db.close()
             raise
@@ -134,9 +138,9 @@ def snapshot(root: Path) -> sqlite3.Connection:
     return db
 
 
-def _copy(db: sqlite3.Connection, path: Path) -> None:
+def _copy(db: sqlite3.Connection, path: Path, unread: Collection[str]) -> None:
     """Copy tables to temporary ones, which hide those of the same name, and check them."""
-    copied = [table for table in STATEMENTS if table != "outputs"]
+    copied = [table for table in STATEMENTS if table not in ("outputs", *unread)]
     db.execute("PRAGMA temp_store = MEMORY")
     db.execute("BEGIN")
     check_schema(db, path)

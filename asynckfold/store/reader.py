@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,11 +20,14 @@ from asynckfold.store.records import Attempt, Event, Interim, Sample, SessionTim
 from asynckfold.store.run_file import Closing, RunFile
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
     from asynckfold.jobs.folds import Fold
 
 Kind = TypeVar("Kind")
+
+_SCORES = re.compile(r'"scores":(\{(?:"(?:[^"\\]|\\.)*":[^",}]+,?)*\})')
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,29 +99,33 @@ class RunReader(Closing):
         StoreCorruptError
             A result is not the one that was recorded; names its job.
         """
-        rows = self.file.rows("SELECT record, digest FROM results")
-        # Outputs one by one: a reader must not hold up the writer for long.
-        results = [(self._with_outputs(self._decoded(Result, text)), end) for text, end in rows]
-        for result, digest in results:
-            if result.digest != digest:
-                raise StoreCorruptError(
-                    f"{self.root / DATABASE} is damaged: the result of {result.job_id} is not what "
-                    "was recorded"
-                )
-        return {result.job_id: result for result, _ in results}
+        rows = self.file.rows("SELECT job_id, record, digest FROM results")
+        results = {}
+        # Some at a time: a reader must not hold up the writer for long.
+        for at in range(0, len(rows), 50):
+            names, records, digests = zip(*rows[at : at + 50], strict=True)
+            outputs = self._outputs(names)
+            for result, digest in zip(self._all_decoded(Result, records), digests, strict=True):
+                name = result.job_id
+                results[name] = Result(**{**vars(result), "outputs": outputs.get(name)})
+                if results[name].digest != digest:
+                    raise StoreCorruptError(
+                        f"{self.root / DATABASE} is damaged: the result of {name} is not what was "
+                        "recorded"
+                    )
+        return results
 
-    def _with_outputs(self, result: Result) -> Result:
+    def _outputs(self, names: Sequence[str]) -> dict[str, npt.NDArray[np.float32]]:
         # Those of a snapshot stay in run.db.
-        where = "main.outputs WHERE job_id = ?"
-        rows = self.file.rows(f"SELECT shape, data FROM {where}", (result.job_id,))
-        if not rows:
-            return result
-        import numpy as np
-
-        ((shape, data),) = rows
+        where = f"main.outputs WHERE job_id IN ({','.join('?' * len(names))})"
+        rows = self.file.rows(f"SELECT job_id, shape, data FROM {where}", names)
+        if rows:
+            import numpy as np
         with decoding(self.root):
-            outputs = np.frombuffer(data, np.float32).reshape(parsed(shape))
-        return replace(result, outputs=outputs)
+            return {
+                name: np.frombuffer(data, np.float32).reshape(parsed(shape))
+                for name, shape, data in rows
+            }
 
     def finished(self) -> dict[str, str]:
         """Return the status of each job that has a result."""
@@ -134,12 +142,13 @@ class RunReader(Closing):
             "ORDER BY job_id, number",
             (job_id, job_id),
         )
-        return [(name, self._decoded(Epoch, text)) for name, text in rows]
+        epochs = self._all_decoded(Epoch, [text for _, text in rows])
+        return [(name, epoch) for (name, _), epoch in zip(rows, epochs, strict=True)]
 
     def attempts(self) -> list[Attempt]:
         """Return all attempts in the order of their start."""
         rows = self.file.rows("SELECT record FROM attempts")
-        attempts = [self._decoded(Attempt, text) for (text,) in rows]
+        attempts = self._all_decoded(Attempt, [text for (text,) in rows])
         return sorted(attempts, key=lambda item: (item.started, item.job_id))
 
     def attempt(self, job_id: str, number: int) -> Attempt | None:
@@ -175,11 +184,11 @@ class RunReader(Closing):
         """Return status and scores of each job that has a result, without its outputs."""
         rows = self.file.rows("SELECT job_id, status, record FROM results")
         with decoding(self.root):
-            # The epochs, most of a record, stay text.
-            return {
-                name: (status, decoded(dict[str, float], parsed(text)["scores"], "scores"))
-                for name, status, text in rows
-            }
+            # The epochs, most of a record, stay text: no quote stands in a JSON string unescaped.
+            texts = [_SCORES.search(text)[1] for *_, text in rows]  # type: ignore[index]
+            scores = decoded(list[dict[str, float]], parsed(f"[{','.join(texts)}]"), "scores")
+        pairs = zip(rows, scores, strict=True)
+        return {name: (status, of_job) for (name, status, _), of_job in pairs}
 
     def samples(self) -> list[Sample]:
         """Return the CPU use over time."""
@@ -191,7 +200,7 @@ class RunReader(Closing):
 
     def _samples(self) -> list[Sample]:
         rows = self.file.rows("SELECT record FROM samples ORDER BY at")
-        return [self._decoded(Sample, text) for (text,) in rows]
+        return self._all_decoded(Sample, [text for (text,) in rows])
 
     def software(self) -> tuple[dict[str, str], ...]:
         """Return what each session with an attempt trained with, in order; {} if unknown."""
@@ -231,5 +240,9 @@ class RunReader(Closing):
         return None if text is None else self._decoded(kind, text)
 
     def _decoded(self, kind: type[Kind], text: str) -> Kind:
+        return self._all_decoded(kind, [text])[0]
+
+    def _all_decoded(self, kind: type[Kind], texts: Sequence[str]) -> list[Kind]:
         with decoding(self.root):
-            return decoded(kind, parsed(text), kind.__name__)
+            # As one list: its parts are read without a call of Python each.
+            return decoded(list[kind], parsed(f"[{','.join(texts)}]"), kind.__name__)  # type: ignore

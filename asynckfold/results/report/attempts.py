@@ -10,7 +10,7 @@ import numpy as np
 
 from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.plan import Job, Plan
-from asynckfold.jobs.result import Result, cause
+from asynckfold.jobs.result import Result, cause, job_by_id
 from asynckfold.results.utilization import end_of, mean_use
 from asynckfold.store import RunReader, Sample
 
@@ -62,15 +62,13 @@ class LogLine:
     text: str
 
 
-def bars(
-    store: RunReader, results: Mapping[str, Result], jobs: Mapping[str, Job]
-) -> tuple[Bar, ...]:
+def bars(store: RunReader, results: Mapping[str, Result]) -> tuple[Bar, ...]:
     """Return a bar for each attempt; one without an end lasts as long as its session."""
-    attempts, metric = store.attempts(), store.plan.scoring[0]
+    metric, jobs = store.plan.scoring[0], job_by_id(store.plan)
     sessions = {item.session: item.end for item in store.sessions()}
     open_outcome = "lost" if store.holder() is None else "running"
     drawn = []
-    for item in attempts:
+    for item in store.attempts():
         if item.job_id not in jobs:
             continue
         job, result = jobs[item.job_id], results.get(item.job_id)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,9 @@ from asynckfold.results.cv_results import CVResults, pairs_of, times_of
 from asynckfold.results.report.predictions import Points, class_accuracy
 from asynckfold.results.speedup import AgainstSerial
 from asynckfold.results.statistics import Difference, train_valid_ratio
+
+MEASURES = ("train_loss", "valid_loss", "accuracy", "lr")
+_measured = attrgetter(*MEASURES)
 
 
 @dataclass(frozen=True)
@@ -125,17 +129,16 @@ def _to_first(outcome: CVResults) -> dict[str, Difference]:
 
 
 def _curves(histories: Sequence[Sequence[Epoch]]) -> tuple[Curve, ...]:
+    lengths = [len(history) for history in histories]
+    padded = np.full((len(MEASURES), len(histories), max(lengths, default=0)), np.nan)
+    for place, history in enumerate(histories):
+        padded[:, place, : len(history)] = np.array([*map(_measured, history)], float).T
     curves = []
-    for measure in ("train_loss", "valid_loss", "accuracy", "lr"):
-        lines = [
-            np.array([getattr(item, measure) for item in history], float) for history in histories
-        ]
-        if not all(np.isnan(line).all() for line in lines):
-            padded = np.full((len(lines), max(map(len, lines))), np.nan)
-            for row, line in zip(padded, lines, strict=True):
-                row[: len(line)] = line
-            folds = tuple(tuple(line.tolist()) for line in lines)
-            curves.append(Curve(measure, tuple(padded.mean(axis=0).tolist()), folds))
+    for measure, lines in zip(MEASURES, padded, strict=True):
+        if not np.isnan(lines).all():
+            rows = zip(lines.tolist(), lengths, strict=True)
+            folds = tuple(tuple(line[:length]) for line, length in rows)
+            curves.append(Curve(measure, tuple(lines.mean(axis=0).tolist()), folds))
     return tuple(curves)
 
 
@@ -186,13 +189,14 @@ def loss_over_time(
     recorded = outcome.baseline.epochs if outcome.baseline else {}
     lines = []
     for name, jobs in _with_epochs(outcome).items():
-        both = [job for job in jobs if recorded.get(job.id)] or jobs
-        ours = [_line(outcome, job) for job in both]
-        theirs = [recorded[job.id] for job in both if recorded.get(job.id)]
-        spent = math.fsum(line[-1][0] for line in (_line(outcome, job) for job in jobs))
+        packed = [_line(outcome, job) for job in jobs]
+        serial = [recorded.get(job.id, ()) for job in jobs]
+        spent = math.fsum(line[-1][0] for line in packed)
+        theirs = list(filter(None, serial))
+        ours = [line for line, other in zip(packed, serial, strict=True) if other] or packed
         scale = times[name].packed_seconds / spent if spent else math.nan
-        packed = tuple((seconds * scale, loss) for seconds, loss in _together(ours))
-        lines.append(LossOverTime(name, packed, _together(theirs)))
+        points = tuple((seconds * scale, loss) for seconds, loss in _together(ours))
+        lines.append(LossOverTime(name, points, _together(theirs)))
     return tuple(lines)
 
 

@@ -329,7 +329,7 @@ class Span:
     end: float
     place: int  # of its candidate in the ranking
     ended_well: bool
-    said: str
+    bars: Sequence[Bar]
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,7 @@ def timeline(summary: Summary) -> Timeline | None:
     def span(group: list[Bar]) -> Span:
         start, end = ((at - first) / divisor for at in (group[0].start, group[-1].end))
         place, well = places[group[0].candidate], all(bar.ended_well for bar in group)
-        return Span(start, end, place, well, facts_of(group, summary.metric))
+        return Span(start, end, place, well, group)
 
     title = f"{say.plural(len({bar.job for bar in bars}), 'job')} in {duration(last - first)}"
     if packing is not None and packing.cores is not None and packing.held is not None:
@@ -427,6 +427,8 @@ def _lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
 
 def _pieces(bar: Bar) -> list[Bar]:
     """Split an attempt at changes of its cores."""
+    if not bar.changes:
+        return [bar]
     starts = [(bar.start, bar.cores), *bar.changes]
     ends = [*(at for at, _ in bar.changes), bar.end]
     return [

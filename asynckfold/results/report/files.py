@@ -13,7 +13,7 @@ import json
 import math
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from asynckfold.errors import StorageError
+from asynckfold.jobs.decoding import uncollected
 from asynckfold.jobs.result import Epoch
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report import page_tables
@@ -83,7 +84,10 @@ def csv_table(frame: pd.DataFrame) -> bytes:
     >>> csv_table(pd.DataFrame({"model": ["=1+1"], "score": [-0.5]}))
     b"model,score\\r\\n'=1+1,-0.5\\r\\n"
     """
-    safe = frame.rename(columns=_cell).map(_cell)
+    safe = frame.copy()
+    for name, texts in frame.select_dtypes(exclude="number").items():
+        safe[name] = texts.map(_cell)
+    safe = safe.rename(columns=_cell)
     return str(safe.to_csv(index=False, lineterminator="\r\n")).encode()
 
 
@@ -142,15 +146,15 @@ class _Order:
 
 
 def update(
-    summary: Summary, numbers: dict[str, Any], folder: Path, *, beside: bool = False
+    summary: Summary, parts: Mapping[str, str], folder: Path, *, beside: bool = False
 ) -> None:
     """Draw the figures of a folder if their numbers changed; `beside`: in a background process.
 
-    `numbers` are ``summary.to_dict()``.
+    `parts` are the numbers as JSON, by name.
     """
     # No figure shows events, and a call without pending jobs adds some. Of the verdict, which has
     # a pair for any two models, figures show the sentences.
-    shown = {**numbers, "events": None, "verdict": numbers["verdict"]["sentences"]}
+    shown = {**parts, "events": "", "verdict": str(summary.verdict)}
     text = json.dumps([shown, version("asynckfold")])
     digest = hashlib.sha256(text.encode()).hexdigest()
     order = _Order(folder.absolute(), summary, digest)
@@ -180,6 +184,7 @@ def run(data: bytes) -> None:
             raise
 
 
+@uncollected()
 def _draw(order: _Order) -> None:
     from asynckfold.results.report.charts import draw
 

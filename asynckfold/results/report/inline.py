@@ -296,7 +296,8 @@ def _timeline(summary: Summary) -> Markup | None:
             look: dict[str, object] = {"fill": colour, "stroke": svg.PAPER}
             if not span.ended_well:
                 look |= {"stroke": colour, "fill_opacity": 0.25, "stroke_dasharray": "3 2"}
-            said = svg.element("title", span.said if few else span.said.partition("\n")[0])
+            facts = figures.facts_of(span.bars if few else span.bars[:1], summary.metric)
+            said = svg.element("title", facts if few else facts.partition("\n")[0])
             parts.append(svg.element("rect", said, **where, **look, data_series=span.place))
     label = f"{timeline.title}. A bar per attempt at a job, a row per core."
     drawn = svg.figure(bottom + 36, label, *parts)

@@ -19,6 +19,7 @@ from types import MappingProxyType
 import jinja2
 from markupsafe import Markup
 
+from asynckfold.jobs.decoding import uncollected
 from asynckfold.results.cv_results import read_results
 from asynckfold.results.report import page_tables, sentences
 from asynckfold.results.report.files import table_files
@@ -35,6 +36,7 @@ _FOLDER = Path(__file__).parent
 _TIED = re.compile(r"(?<=\d) (?=%|[MG]iB)|(?<=\bp) (?=[=<] )|(?<=[=±<]) (?=\d)|(?<=\bto) (?=-?\d)")
 
 
+@uncollected()
 def write_report(
     store: RunReader, folder: Path | None = None, figures: str = "png", *, beside: bool = False
 ) -> Path:
@@ -53,16 +55,17 @@ def write_report(
         from asynckfold.results.report.charts import draw
 
         files |= draw(summary, figures)
-    numbers = summary.to_dict()
     # Without `indent`, which would bypass the C encoder and take ten times as long.
-    text = json.dumps(numbers, ensure_ascii=False, allow_nan=False)
-    files["results.json"] = text.encode()
+    encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+    parts = {name: encoder.encode(value) for name, value in summary.to_dict().items()}
+    pairs = (f"{encoder.encode(name)}: {text}" for name, text in parts.items())
+    files["results.json"] = f"{{{', '.join(pairs)}}}".encode()
     files["index.html"] = render(summary, pictures_of(store)).encode()
     folder = store.root / "report" if folder is None else Path(folder)
     make_folder(folder)
     for name, content in files.items():
         write_whole(folder / name, content)
-    update_figures(summary, numbers, folder, beside=beside)
+    update_figures(summary, parts, folder, beside=beside)
     return folder / "index.html"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,9 +48,8 @@ def spread(count: int, most: int) -> list[int]:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Predictions of a finished job for its held-out samples, where outputs are finite."""
+    """Predictions of a candidate for its held-out samples, where outputs are finite."""
 
-    candidate: str
     objective: Objective
     rows: Counts  # samples by index
     outputs: Targets
@@ -58,14 +57,20 @@ class HeldOut:
     guess: Targets
 
 
-def held_out(outcome: CVResults, targets: Targets) -> Iterator[HeldOut]:
-    """Yield the predictions of one class or number a sample; `targets` are those of training.
+Held = Mapping[str, HeldOut]
+"""By candidate."""
+
+
+def held_out(outcome: CVResults, targets: Targets) -> Held:
+    """Return the predictions of one class or number a sample; `targets` are those of training.
 
     Jobs without outputs are left out, and those of which only the user's `output_transform` could
     tell what they predict.
     """
     valid = {fold.key: fold.valid for fold in outcome.folds}
     of_classes = has_one_class(outcome, targets)
+    kept: dict[str, list[tuple[Targets, Counts]]] = {}
+    objectives, held = {}, {}
     for job in outcome.plan.jobs:
         result, objective = outcome.results.get(job.id), outcome.plan.objective_of(job.model)
         if result is None or result.status != DONE or result.outputs is None:
@@ -73,19 +78,24 @@ def held_out(outcome: CVResults, targets: Targets) -> Iterator[HeldOut]:
         outputs, rows, kind = result.outputs, valid[job.repeat, job.fold], objective.kind
         many = outputs.ndim == 2 and outputs.shape[1] > 1
         fits = many if kind == MULTICLASS else outputs.size == len(rows)
-        known = (TRANSFORMED,) if kind == MULTICLASS else (TRANSFORMED, UNKNOWN)
+        opaque = (TRANSFORMED,) if kind == MULTICLASS else (TRANSFORMED, UNKNOWN)
         is_one = of_classes or (kind == REGRESSION and targets.size == len(targets))
-        if objective.is_of_trees or not is_one or not fits or objective.scale in known:
+        if objective.is_of_trees or not is_one or not fits or objective.scale in opaque:
             continue
+        kept.setdefault(job.candidate, []).append((outputs, rows))
+        objectives[job.candidate] = objective
+    for name, objective in objectives.items():
+        outputs, rows = map(np.concatenate, zip(*kept[name], strict=True))
         outputs = outputs.reshape(len(rows), -1) if of_classes else outputs
         finite = np.isfinite(outputs.reshape(len(rows), -1)).all(axis=1)
         guess = predicted(objective, outputs[finite]).reshape(-1)
         true = objective.codes(targets[rows[finite]]) if of_classes else targets[rows[finite]]
         pair = np.stack([true.reshape(-1), guess])
-        kept = np.isfinite(pair).all(axis=0)
-        true, guess = pair[:, kept] if of_classes else pair[:, kept].astype(np.float64)
-        places = finite.nonzero()[0][kept]
-        yield HeldOut(job.candidate, objective, rows[places], outputs[places], true, guess)
+        known = np.isfinite(pair).all(axis=0)
+        true, guess = pair[:, known] if of_classes else pair[:, known].astype(np.float64)
+        places = finite.nonzero()[0][known]
+        held[name] = HeldOut(objective, rows[places], outputs[places], true, guess)
+    return held
 
 
 def has_one_class(outcome: CVResults, targets: Targets) -> bool:
@@ -94,17 +104,7 @@ def has_one_class(outcome: CVResults, targets: Targets) -> bool:
     return bool(outcome.plan.classes) and (targets.ndim == 1 or is_column)
 
 
-def by_candidate(held: Iterable[HeldOut]) -> dict[str, list[HeldOut]]:
-    """Gather the predictions of all folds."""
-    parts: dict[str, list[HeldOut]] = {}
-    for part in held:
-        parts.setdefault(part.candidate, []).append(part)
-    return parts
-
-
-def count_classes(
-    outcome: CVResults, targets: Targets, held: Sequence[HeldOut]
-) -> dict[str, Counts]:
+def count_classes(outcome: CVResults, targets: Targets, held: Held) -> dict[str, Counts]:
     """Return a confusion matrix for each candidate that has outputs.
 
     A row per true class, a column per predicted class; all of one size: the classes, or the outputs
@@ -113,15 +113,11 @@ def count_classes(
     """
     if not has_one_class(outcome, targets):
         return {}
-    joined = {
-        name: np.concatenate([np.stack([part.true, part.guess]) for part in parts], axis=1)
-        for name, parts in by_candidate(held).items()
-    }
-    known = [int(pairs.max()) + 1 for pairs in joined.values() if pairs.size]
+    known = [int(max(it.true.max(), it.guess.max())) + 1 for it in held.values() if it.true.size]
     size = max(len(outcome.plan.classes), *known, 0)
     return {
-        name: np.bincount(true * size + guess, minlength=size * size).reshape(size, size)
-        for name, (true, guess) in joined.items()
+        name: np.bincount(it.true * size + it.guess, minlength=size * size).reshape(size, size)
+        for name, it in held.items()
     }
 
 
@@ -151,22 +147,16 @@ class Predictions:
     total: int  # predictions of finite numbers
 
 
-def predictions(
-    outcome: CVResults, targets: Targets, held: Sequence[HeldOut]
-) -> Predictions | None:
+def predictions(outcome: CVResults, targets: Targets, held: Held) -> Predictions | None:
     """Return the predictions of the best candidate; None unless it predicts one number a sample."""
     if not outcome.has_best or has_one_class(outcome, targets):
         return None
     best = outcome.candidates[outcome.best_index_].name
-    parts = by_candidate(held).get(best, [])
-    pairs = [
-        (float(true), float(guess))
-        for part in parts
-        for true, guess in zip(part.true, part.guess, strict=True)
-    ]
-    kept = [pairs[place] for place in spread(len(pairs), SCATTERED)]
-    true, guess = (tuple(pair[side] for pair in kept) for side in (0, 1))
-    return Predictions(best, true, guess, len(pairs)) if pairs else None
+    if best not in held or not (total := len(held[best].true)):
+        return None
+    places = spread(total, SCATTERED)
+    true, guess = (tuple(each[places].tolist()) for each in (held[best].true, held[best].guess))
+    return Predictions(best, true, guess, total)
 
 
 # Hard samples
@@ -194,15 +184,14 @@ class HardSamples:
     total: int  # samples with predictions
 
 
-def hard_samples(
-    outcome: CVResults, targets: Targets, held: Sequence[HeldOut]
-) -> HardSamples | None:
+def hard_samples(outcome: CVResults, targets: Targets, held: Held) -> HardSamples | None:
     """Return the hardest samples; None without predictions of one class or number a sample."""
     count = outcome.n_samples
     if not held:
         return None
     rows, true, guess = (
-        np.concatenate([vars(part)[name] for part in held]) for name in ("rows", "true", "guess")
+        np.concatenate([vars(part)[name] for part in held.values()])
+        for name in ("rows", "true", "guess")
     )
     seen = np.bincount(rows, minlength=count)
     total = int((seen > 0).sum())
@@ -269,20 +258,18 @@ class TwoClasses:
 
 
 def calibration(
-    outcome: CVResults, targets: Targets, rows: Sequence[Candidate], held: Sequence[HeldOut]
+    outcome: CVResults, targets: Targets, rows: Sequence[Candidate], held: Held
 ) -> Calibration | None:
     """Return the calibration of the first candidate that predicts probabilities."""
     if not has_one_class(outcome, targets):
         return None
-    by_name = by_candidate(held)
-    for name in (row.name for row in rows if row.name in by_name):
+    for name, part in ((row.name, held[row.name]) for row in rows if row.name in held):
         try:
-            shares = [probabilities(part.objective, _outputs(part)) for part in by_name[name]]
+            sure = probabilities(part.objective, part.outputs.astype(np.float64)).max(axis=1)
         except ValueError:
             # Margins are no probabilities.
             continue
-        sure = np.concatenate(shares).max(axis=1)
-        right = np.concatenate([part.true == part.guess for part in by_name[name]]).astype(float)
+        right = (part.true == part.guess).astype(float)
         if not len(sure):
             continue
         places = np.minimum((sure * BINS).astype(int), BINS - 1)
@@ -303,7 +290,7 @@ def calibration(
 
 
 def two_classes(
-    outcome: CVResults, targets: Targets, rows: Sequence[Candidate], held: Sequence[HeldOut]
+    outcome: CVResults, targets: Targets, rows: Sequence[Candidate], held: Held
 ) -> TwoClasses | None:
     """Return the curves of the first candidates; None unless there are two classes."""
     classes, objective = outcome.plan.classes, outcome.plan.objective_of("")
@@ -313,19 +300,14 @@ def two_classes(
     positive = labels.index(objective.pos_label) if objective.pos_label in labels else 1
     curves: list[BinaryCurves] = []
     share = math.nan
-    by_name = by_candidate(held)
-    for name in (row.name for row in rows if row.name in by_name):
-        outputs = np.concatenate(list(map(_outputs, by_name[name])))
+    for name in (row.name for row in rows if row.name in held):
+        outputs = held[name].outputs.astype(np.float64)
         odds = outputs[:, -1] - (outputs[:, 0] if outputs.shape[1] == 2 else 0)
-        true = np.concatenate([part.true for part in by_name[name]]) == positive
+        true = held[name].true == positive
         if true.any() and not true.all() and len(curves) < CURVES:
             curves.append(_curves(name, odds if positive else -odds, true))
             share = float(true.mean())
     return TwoClasses(classes[positive], share, tuple(curves)) if curves else None
-
-
-def _outputs(part: HeldOut) -> Floats:
-    return part.outputs.astype(np.float64)
 
 
 def _curves(candidate: str, score: Floats, true: npt.NDArray[np.bool_]) -> BinaryCurves:

@@ -44,7 +44,13 @@ def plain_data(value: Any, text: Callable[[object], str] = str) -> Any:
     `text` makes text safe to show.
     """
     kind: Any = type(value)
-    if isinstance(value, float):  # first, since most values are numbers
+    if isinstance(value, (tuple, list)):
+        # Most values are numbers in rows, which are copied whole.
+        kinds = {*map(type, value)}
+        if kinds == {int} or (kinds == {float} and all(map(math.isfinite, value))):
+            return [*value]
+        return [plain_data(item, text) for item in value]
+    if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, (Wait, str)):
         return text(value)
@@ -52,8 +58,6 @@ def plain_data(value: Any, text: Callable[[object], str] = str) -> Any:
         return {name: plain_data(getattr(value, name), text) for name in names}
     if isinstance(value, Mapping):
         return {text(key): plain_data(item, text) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [plain_data(item, text) for item in value]
     return value
 
 

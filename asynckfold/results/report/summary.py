@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import shlex
 import zipfile
@@ -15,7 +16,7 @@ import numpy as np
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import Reproducibility
-from asynckfold.jobs.result import DONE, job_by_id
+from asynckfold.jobs.result import DONE
 from asynckfold.results.cv_results import CVResults, read_results, refit_note, times_of
 from asynckfold.results.report.attempts import (
     Bar,
@@ -118,8 +119,7 @@ def _rows(pairs: Pairs) -> list[dict[str, Any]]:
         if column.dtype == np.float64:
             columns[name][~np.isfinite(column)] = None
     for side in ("first", "second"):
-        names = {name: clean(name) for name in dict.fromkeys(columns[side])}
-        columns[side] = np.array([names[name] for name in columns[side]], dtype=object)
+        columns[side] = np.array([*map(functools.cache(clean), columns[side])], dtype=object)
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
@@ -136,12 +136,12 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
     outcome = read_results(store) if results is None else results
     plan = outcome.plan
     _, targets = store.splits()
-    held = list(held_out(outcome, targets))
+    held = held_out(outcome, targets)
     confusions = count_classes(outcome, targets, held)
     rows = candidate_rows(outcome, confusions)
-    jobs, about = job_by_id(plan), store.about
+    about = store.about
     ranked = [candidate for candidate, _ in by_rank(outcome)]
-    attempts = bars(store, outcome.results, jobs)
+    attempts = bars(store, outcome.results)
     is_on_gpus = any(bar.device != "cpu" for bar in attempts)
     return Summary(
         root=store.root.absolute().name,
@@ -228,8 +228,7 @@ def _outputs(plan: Plan) -> str:
 def command(about: Mapping[str, Any]) -> str:
     """Return the shell command; empty if the run was started from Python."""
     parts = about.get("command") or ""
-    text = parts if isinstance(parts, str) else shlex.join(map(str, parts))
-    return text
+    return parts if isinstance(parts, str) else shlex.join(map(str, parts))
 
 
 PICTURES, LARGEST = "oof/pictures.npz", 64

@@ -40,7 +40,7 @@ def element(name: str, *children: str, **attributes: object) -> Markup:
     Markup('<text text-anchor="end" class="x">a &lt; b</text>')
     """
     pairs = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(_value(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
         for key, value in attributes.items()
     )
     texts = (item if isinstance(item, Markup) else clean(item) for item in children)
@@ -48,7 +48,9 @@ def element(name: str, *children: str, **attributes: object) -> Markup:
 
 
 def _value(value: object) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else clean(value)
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return str(value) if type(value) is int else escape(clean(value))
 
 
 def percent(share: float) -> str:

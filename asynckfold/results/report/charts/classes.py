@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,10 +83,11 @@ def _no_frame(axes: Axes) -> None:
 
 
 def _write_cells(axes: Axes, table: npt.NDArray[np.float64], image: Any, size: float = 8) -> None:
+    # One by one: an array would not be rounded as a single number is.
+    shade = functools.cache(lambda share: float(image.norm(share)))
     for (row, column), value in np.ndenumerate(table):
         if np.isfinite(value):
-            shade = float(image.norm(image.get_array()[row, column]))
-            colour = "white" if shade > 0.6 else style.INK
+            colour = "white" if shade(image.get_array()[row, column]) > 0.6 else style.INK
             look: Any = {"ha": "center", "va": "center", "color": colour, "fontsize": size}
             axes.text(column, row, f"{value:.0f}", **look).set_in_layout(False)
 

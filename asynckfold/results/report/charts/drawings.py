@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -23,7 +24,7 @@ from asynckfold.results.report.charts.classes import draw_classes, draw_confusio
 from asynckfold.results.report.figures import Panel, SecondsBar
 from asynckfold.results.report.sentences import number
 from asynckfold.results.report.summary import Summary
-from asynckfold.results.report.svg import COLOURS
+from asynckfold.results.report.svg import COLOURS, OTHERS
 from asynckfold.system.units import duration
 
 SERIAL, PACKED = "#8d95a1", COLOURS[0]
@@ -43,13 +44,20 @@ def draw_scores(summary: Summary, ax: Axes | None = None) -> Figure | None:
     shown = rows[: style.SHOWN]
     _, axes = style.panel(1.35 + 0.3 * len(shown), say.headline(summary), ax)
     places = figures.places_of(summary)
+    by_look: dict[tuple[str, bool], list[int]] = {}
     for place, row in enumerate(shown):
-        colour, scores = style.colour(places[row.name]), row.scores[metric]
-        spread = np.linspace(-0.16, 0.16, len(scores)) if len(scores) > 1 else np.zeros(1)
-        axes.scatter(scores, place + spread, s=20, color=colour, alpha=0.55, linewidths=0)
-        axes.plot([row.ci_low, row.ci_high], [place, place], color=colour, linewidth=2.2, alpha=0.9)
-        face = colour if row.complete else "white"
-        axes.plot([row.mean[metric]], [place], "D", ms=6, color=colour, markerfacecolor=face)
+        by_look.setdefault((style.colour(places[row.name]), row.complete), []).append(place)
+    for (colour, is_complete), kept in by_look.items():
+        alike = [shown[place] for place in kept]
+        scores = np.array([row.scores[metric] for row in alike])
+        spread = np.linspace(-0.16, 0.16, scores.shape[1]) if scores.shape[1] > 1 else np.zeros(1)
+        heights = np.add.outer(kept, spread)
+        axes.scatter(scores, heights, s=20, color=colour, alpha=0.55, linewidths=0)
+        # A gap after each interval.
+        ends = np.array([(row.ci_low, row.ci_high, math.nan) for row in alike]).ravel()
+        axes.plot(ends, np.repeat(kept, 3), color=colour, linewidth=2.2, alpha=0.9)
+        face, means = colour if is_complete else "white", [row.mean[metric] for row in alike]
+        axes.plot(means, kept, "D", ms=6, color=colour, markerfacecolor=face)
     axes.set_yticks(range(len(shown)), [_rank_label(row) for row in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlabel(style.plotted(metric))
@@ -229,6 +237,7 @@ def draw_timeline(summary: Summary, ax: Axes | None = None) -> Figure | None:
         return None
     lanes = timeline.lanes
     place_of_legend, axes = style.panel(1.7 + 0.3 * min(len(lanes), 24), timeline.title, ax)
+    palette = np.array([*map(to_rgba, (*COLOURS, OTHERS))])
     for place, (_, spans) in enumerate(lanes):
         looks: Any = {True: {}, False: {"hatch": "////", "alpha": 0.6}}
         for well, look in looks.items():
@@ -236,7 +245,7 @@ def draw_timeline(summary: Summary, ax: Axes | None = None) -> Figure | None:
             axes.broken_barh(
                 [(span.start, span.end - span.start) for span in kept],
                 (place - 0.36, 0.72),
-                facecolors=[style.colour(span.place) for span in kept],
+                facecolors=palette[[min(span.place, len(COLOURS)) for span in kept]],
                 edgecolors="white",
                 linewidth=0.7,
                 **look,
@@ -327,6 +336,10 @@ def rendered(figure: Figure, kind: str = "png") -> bytes:
     """Return a figure as PNG, or as a vector: SVG, or PDF with embedded TrueType fonts."""
     buffer, layout = io.BytesIO(), figure.get_layout_engine()
     matplotlib.rcParams["pdf.fonttype"] = 42
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if not axis.get_label_text():
+            # To place a label takes the boxes of all ticks, even for an empty one.
+            axis.set_label_coords(0, 0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
         if layout is not None:
