@@ -58,7 +58,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> CVResults:
     return called(root, n_repeats=2, scoring=["neg_log_loss", "accuracy"])
 
 
-def weights_of(results: CVResults, left_out: Any, rounds: int = 4) -> Any:
+def weights_of(results: CVResults, left_out: Any, rounds: int = 3) -> Any:
     """The weights that greedy selection gives by a plain loop, without some samples."""
     oof = np.array([softmax(item.astype(float), axis=-1) for item in results.oof.values()])
     kept = [(f.repeat, np.setdiff1d(f.valid, left_out)) for f in results.folds]
@@ -80,7 +80,7 @@ def weights_of(results: CVResults, left_out: Any, rounds: int = 4) -> Any:
 def test_a_blend_selects_greedily_and_scores_each_fold_by_weights_of_the_others(
     run: CVResults,
 ) -> None:
-    blend = run.blend(rounds=4)
+    blend = run.blend(rounds=3)
     weights = weights_of(run, [])
     names = list(run.oof)
     assert blend.weights == {
@@ -191,8 +191,8 @@ def test_a_threshold_is_the_best_on_the_other_folds(two: CVResults) -> None:
     assert same.value == threshold.value
 
 
-def by_sklearn(rows: Any, shares: Any, later: Any, method: str) -> Any:
-    """What scikit-learn's calibrator, or the best of many temperatures, makes of probabilities."""
+def recalibrated(rows: Any, shares: Any, later: Any, method: str) -> Any:
+    """What isotonic regression, or the best of many temperatures, makes of probabilities."""
     if method == "temperature":
         logits, codes = np.log(shares[rows]), Y[rows]
         tried = np.exp(np.linspace(-4, 4, 2001))
@@ -217,7 +217,7 @@ def test_a_calibration_is_judged_on_folds_that_it_was_not_fitted_on(
     shares = softmax(results.oof["right/constant"].astype(float), axis=1)
     after = np.zeros_like(shares)
     for fold in results.folds:
-        after[fold.valid] = by_sklearn(fold.train, shares, fold.valid, method)
+        after[fold.valid] = recalibrated(fold.train, shares, fold.valid, method)
     near = {"rtol": 1e-2, "atol": 1e-4}
     losses = log_loss(Y, shares), log_loss(Y, after)
     np.testing.assert_allclose(calibrator.log_loss, losses, **near)
@@ -231,7 +231,7 @@ def test_a_calibration_is_judged_on_folds_that_it_was_not_fitted_on(
     assert calibrator.ece[0] == pytest.approx(errors[0])
     assert calibrator.ece[1] == pytest.approx(errors[1], abs=0.02)
     rows = np.arange(60)
-    np.testing.assert_allclose(calibrator(shares), by_sklearn(rows, shares, rows, method), **near)
+    np.testing.assert_allclose(calibrator(shares), recalibrated(rows, shares, rows, method), **near)
     if method == "temperature":
         assert calibrator.temperature is not None
         assert calibrator.temperature > 1
