@@ -181,7 +181,7 @@ def replayed(rule: Rule, scores: Floats, seconds: Floats, sizes: Any, orders: in
 
 def main() -> None:
     """Print a table of rules for each data set and number of folds."""
-    parsed = arguments(__doc__, 200)
+    parsed = arguments(__doc__, 100)
     rates = [1e-3, 1e-1] if parsed.quick else [1e-4, 1e-3, 3e-3, 1e-2, 1e-1]
     orders = 5 if parsed.quick else parsed.turns
     table = Table(

@@ -86,7 +86,7 @@ def make_verdict(rows: Sequence[Candidate], metric: str, folds: Sequence[Fold]) 
         if level in factor.beaten
     ]
     repeats = len({fold.repeat for fold in folds})
-    text = VerdictText(metric, in_points, len(folds), repeats)
+    text = VerdictText(metric, in_points, len(folds), repeats, len(rows) < planned)
     sentences = text.of_sweep(models, lr_schedules, rows, first.name if first else "", beaten)
     return Verdict(
         text.metric,
@@ -152,12 +152,15 @@ class VerdictText:
         Whether scores are shares, so that differences are percentage points.
     folds, repeats : int
         Planned folds, over all repeats.
+    is_raced : bool
+        Whether racing left candidates out, which the sentences do not compare.
     """
 
     metric: str
     in_points: bool
     folds: int
     repeats: int
+    is_raced: bool = False
 
     def of_sweep(
         self,
@@ -241,8 +244,9 @@ class VerdictText:
         if len(scored) == 1 and not is_compared:
             (row,) = scored
             mean = f"{self.metric} {row.mean(self.metric):.4g}"
-            only = "the only candidate" + " with a score" * (len(rows) > 1)
-            yield f"{row.name} is {only}: {mean} over {_count(self._folds_of(row))}."
+            more = " left" if self.is_raced else " with a score" * (len(rows) > 1)
+            folds = _count(self._folds_of(row))
+            yield f"{row.name} is the only candidate{more}: {mean} over {folds}."
 
     def _of_incomplete(self, rows: Sequence[Candidate]) -> Iterator[str]:
         """Name the candidates that lack folds."""
