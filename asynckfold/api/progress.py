@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 from asynckfold.jobs.messages import EpochEnd, Progress, RunEvent
 from asynckfold.jobs.placement import Load, Placement, Request
@@ -158,12 +159,15 @@ class SweepProgress:
             score = result.scores.get(metric, math.nan)
             if result.status == DONE and math.isfinite(score):
                 scores.setdefault(self._jobs[result.job_id].candidate, []).append(score)
-        most = max(map(len, scores.values()), default=0)
-        means = {name: sum(every) / most for name, every in scores.items() if len(every) == most}
+        counts = sorted(map(len, scores.values()))[-2:]
+        # In a race, the first one in the next fold is alone there for a moment.
+        most = 0 if not counts else counts[-1] if self.plan.race is None else counts[0]
+        means = {name: fmean(every) for name, every in scores.items() if len(every) >= most}
         if not means:
             return ""
         first = max(sorted(means), key=means.__getitem__)
-        text = f"{metric} {means[first]:.4f} ({most} {'fold' if most == 1 else 'folds'})"
+        folds = len(scores[first])
+        text = f"{metric} {means[first]:.4f} ({folds} {'fold' if folds == 1 else 'folds'})"
         # One alone is not the best: the others have fewer folds.
         return f"{'best so far' if len(means) > 1 else 'so far'} {first} {text}"
 
