@@ -31,7 +31,6 @@ from asynckfold.results.verdict import make_verdict
 from asynckfold.store import Interim, RunStore
 from asynckfold.sweep.attempts import Finish
 from asynckfold.sweep.loop import Sweep
-from asynckfold.sweep.race import Race
 
 PUBLISH_SECONDS = 2.0
 """Between two interim results for other programs."""
@@ -118,7 +117,11 @@ def training(call: Call, stop_reason: StopReason | None = None) -> Iterator[Swee
     if stop_reason is not None:
         finish = _stopping(call, finish, stop_reason)
     plan = call.bundle.plan
-    race = None if plan.race is None else Race(plan, call.folds)
+    race = None
+    if plan.race is not None:
+        from asynckfold.sweep.race import Race
+
+        race = Race(plan, call.folds)
     store.set_software({THREADS: plan.threads_text, **call.software})
     store.packing(time.monotonic() - call.started)
     try:

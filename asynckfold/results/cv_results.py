@@ -30,14 +30,6 @@ from asynckfold.results.candidates import (
     find_job,
     rank,
 )
-from asynckfold.results.cross_fitting import (
-    Floats,
-    HeldOutFold,
-    blend_problems,
-    blended,
-    held_out_folds,
-    score_of_values,
-)
 from asynckfold.results.out_of_fold import (
     kept_problems,
     layers_of,
@@ -60,6 +52,7 @@ from asynckfold.system.plain_text import one_line
 if TYPE_CHECKING:
     import pandas as pd
 
+    from asynckfold.results.cross_fitting import Floats, HeldOutFold
     from asynckfold.results.decisions import Calibrator, Threshold
     from asynckfold.results.ensemble import Blend, FoldEnsemble
     from asynckfold.results.estimator_scores import EstimatorComparison
@@ -466,6 +459,8 @@ class CVResults:
             There are fewer than two candidates or folds; outputs were not kept, or differ in
             meaning; or the metric is a function of outputs.
         """
+        from asynckfold.results.cross_fitting import blend_problems, blended, score_of_values
+
         live, metric = _live_models(self), metric or self.plan.scoring[0]
         names = [row.name for row in self.candidates if row.ranks_by(self.plan.scoring[0])]
         names = names if candidates is None else list(dict.fromkeys(candidates))
@@ -518,6 +513,8 @@ class CVResults:
         return calibrator_of(name, method, *self._held_out([name]))
 
     def _held_out(self, names: Sequence[str]) -> tuple[Objective, list[HeldOutFold]]:
+        from asynckfold.results.cross_fitting import held_out_folds
+
         with RunStore.read(self.root_dir) as reader:
             targets = reader.splits()[1]
         transform = None if self._load_models is None else self._load_models().transform

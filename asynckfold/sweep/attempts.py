@@ -18,12 +18,12 @@ from asynckfold.jobs.trainer_params import SEVERAL
 from asynckfold.scheduling.reservations import Reservations
 from asynckfold.store import RunStore
 from asynckfold.sweep.pending import PendingJobs
-from asynckfold.sweep.race import Race
 from asynckfold.system.files import remove
 from asynckfold.system.units import gibibytes
 
 if TYPE_CHECKING:
     from asynckfold.scheduling.preemption import HeldCores
+    from asynckfold.sweep.race import Race
 
 Finish = Callable[[Result], Result]
 

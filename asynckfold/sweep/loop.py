@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import chain, repeat
+from typing import TYPE_CHECKING
 
 from asynckfold.engines.engine import Answer, Engine
 from asynckfold.engines.serial import SerialEngine
@@ -47,9 +48,11 @@ from asynckfold.sweep.attempts import (
     SweepObserver,
 )
 from asynckfold.sweep.pending import PendingJobs
-from asynckfold.sweep.race import Race
 from asynckfold.sweep.tasks import TICK_SECONDS, Patience, Sampler
 from asynckfold.system.signals import Interruption
+
+if TYPE_CHECKING:
+    from asynckfold.sweep.race import Race
 
 FIRST_WAITS = (0.025,) * 8
 """Seconds between the first readings of the load. It takes some tenths of a second until idle cores
