@@ -28,7 +28,7 @@ from asynckfold.jobs.placement import Load, Placement
 from asynckfold.scheduling.reservations import within
 from tests.engines import fake_ray
 from tests.engines.fake_ray import Cluster
-from tests.leftovers import descendants, gone, until
+from tests.leftovers import Snapshot, descendants, gone, left_since, until
 from tests.toy import Tiny, adam, samples, task, toy_bundle
 
 # What is refused before anything starts
@@ -131,11 +131,14 @@ def loads(engine: RayEngine) -> dict[str, tuple[int, ...]]:
 
 
 def test_a_node_with_another_version_is_refused() -> None:
+    before = Snapshot.take()
     with pytest.MonkeyPatch.context() as patch, fake_ray.installed():
         patch.setattr(clusters, "versions", lambda: ("99", "99"))
         refusal = pytest.raises(InputError, match=r"needs asynckfold and torch.*here 99.*pip inst")
         with refusal, joined():
             pass
+    # Its fork server still imports torch, and ends then.
+    assert left_since(before, seconds=60) == []
 
 
 def jobs_run_on_their_nodes_and_continue_on_others(root: Path, made: RayCluster) -> None:
