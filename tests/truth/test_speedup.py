@@ -78,14 +78,16 @@ def test_a_speedup_needs_equal_work_two_measured_times_and_an_idle_machine(
     )
     made = make_results({}, results=ended, seconds=packed, baseline=baseline)
     found = replace(made, plan=replace(made.plan, jobs=JOBS)).timing
-    done = [state for state in states if state == "done"]
+    done = [each for each, state in zip(seconds, states, strict=True) if state == "done"]
+    # A loop that races, too, would not train those that are left out.
+    raced = len(states) - states.count("cancelled")
     quiet = others <= 0.2 and packed_others <= max(0.2, 0.1 * cores)
-    told = quiet and len(done) == len(states)
+    told = quiet and 0 < len(done) == raced
     assert (found.ratio is not None) == (told and kind == "measured")
     assert (found.estimate is not None) == (told and kind == "estimated")
     assert bool(found.why_not) == (not told)
     if told:
-        assert (found.ratio or found.estimate) == pytest.approx(math.fsum(seconds) / packed)
+        assert (found.ratio or found.estimate) == pytest.approx(math.fsum(done) / packed)
     else:
         assert found.text.startswith("speedup not reported: ")
         assert not NUMBER.search(found.text)
