@@ -86,6 +86,7 @@ TRUSTED = (
         )
     ),
     "scipy.interpolate._bsplines.BSpline",
+    "sklearn.compose._column_transformer._RemainderColsList",  # a list, up to scikit-learn 1.7
 )
 """Types that files may hold besides those that skops itself trusts, which are classes of
 scikit-learn, and functions of NumPy and SciPy on arrays."""
