@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -164,6 +164,7 @@ class RayCluster:
             if isinstance(described, Description) and described.versions == versions():
                 self._add(item, actor, described)
             else:
+                self._end([actor] if isinstance(described, Description) else [])
                 self.kill(actor)
                 problems.append(_node_problem(_host_of(item), described))
         return problems
@@ -203,11 +204,15 @@ class RayCluster:
     def close(self) -> None:
         """End the actors and what they started."""
         if self.ray.is_initialized() and self.head_answers():
-            ends = [node.actor.quit.remote() for node in self.nodes.values()]
-            if ends:
-                self.ray.wait(ends, num_returns=len(ends), timeout=END_SECONDS)
-            for node in self.nodes.values():
-                self.kill(node.actor)
+            actors = [node.actor for node in self.nodes.values()]
+            self._end(actors)
+            for actor in actors:
+                self.kill(actor)
+
+    def _end(self, actors: Sequence[Any]) -> None:
+        """Let actors end what they started."""
+        if ends := [actor.quit.remote() for actor in actors]:
+            self.ray.wait(ends, num_returns=len(ends), timeout=END_SECONDS)
 
     def head_answers(self) -> bool:
         """Whether something listens at the address of the head."""
