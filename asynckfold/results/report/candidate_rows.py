@@ -14,8 +14,9 @@ import numpy.typing as npt
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import Epoch
 from asynckfold.results.candidates import Candidate, rank
-from asynckfold.results.cv_results import CVResults, pairs_of, times_of
+from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report.predictions import Points, class_accuracy
+from asynckfold.results.run_scores import pairs_of, times_of
 from asynckfold.results.speedup import AgainstSerial
 from asynckfold.results.statistics import Difference, train_valid_ratio
 

@@ -17,7 +17,7 @@ from asynckfold.errors import AsyncKFoldError
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import Reproducibility
 from asynckfold.jobs.result import DONE
-from asynckfold.results.cv_results import CVResults, read_results, refit_note, times_of
+from asynckfold.results.cv_results import CVResults, read_results, refit_note
 from asynckfold.results.report.attempts import (
     Bar,
     CpuUse,
@@ -52,6 +52,7 @@ from asynckfold.results.report.predictions import (
     two_classes,
 )
 from asynckfold.results.report.sanitize import clean, flat, plain_data
+from asynckfold.results.run_scores import times_of
 from asynckfold.results.speedup import Speedup
 from asynckfold.results.statistics import Pairs
 from asynckfold.results.utilization import Packing, packing_of
