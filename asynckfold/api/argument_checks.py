@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -157,9 +158,15 @@ def _fold_problems(settings: Settings) -> Iterator[Problem]:
             "Pass one of them, and None for kfolds when it is not that one.",
         )
     for name, value in used.items():
-        if isinstance(value, (bool, float, str)) or (isinstance(value, int) and value < 2):
-            rule = f"{name} must be a whole number of at least 2, a splitter, or index pairs"
-            yield Problem(rule, repr(value), f"Pass {name}=5.")
+        is_path = isinstance(value, (str, os.PathLike))
+        if is_path and Path(value).is_file():
+            continue
+        if isinstance(value, (bool, float)) or is_path or (isinstance(value, int) and value < 2):
+            rule = (
+                f"{name} must be a whole number of at least 2, a splitter, index pairs, or a file "
+                "of them"
+            )
+            yield Problem(rule, repr(value), f"Pass {name}=5, or check the path.")
 
 
 def _criterion_problems(criterion: Any) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 import numpy as np
 
 from asynckfold.errors import InputError, Problem
-from asynckfold.jobs.argument import argument, plain, problems, whole
+from asynckfold.jobs.argument import argument, number_or_file, plain, problems
 from asynckfold.jobs.criteria import NUMBERS, Criterion, criterion_of, is_factory
 from asynckfold.jobs.objective import RECONSTRUCTION, REGRESSION, Transform
 from asynckfold.jobs.schema import with_leaves
@@ -217,9 +217,12 @@ class Settings(MachineArguments, JobTrainer):
 
     Parameters
     ----------
-    kfolds : int, scikit-learn splitter, or list of (train, valid) index pairs
-        Number of folds. Or a splitter, or the folds themselves. ``cv`` and ``n_splits`` are aliases
-        by keyword; pass None here to use them.
+    kfolds : int, scikit-learn splitter, path, or list of (train, valid) index pairs
+        Number of folds, or a JSON file of folds. Or a splitter, an OpenML task, or the folds
+        themselves. ``cv`` and ``n_splits`` are aliases by keyword; pass None here to use them. A
+        file lists ``{"train": [...], "valid": [...]}`` for each fold (or ``"val"``, as nnU-Net's
+        ``splits_final.json``, or ``"test"``): positions of samples, or names where the data set has
+        `names` or files. `CVResults.save_splits` writes one.
     dataset : Dataset, (X, y), X, or str
         Map-style torch data set of (inputs, target) pairs, or two arrays. Inputs, and X, may be a
         dict or a tuple of several: the model gets them by name or by position if it takes them so.
@@ -416,7 +419,14 @@ class Settings(MachineArguments, JobTrainer):
         epoch. Scores are those of the held-out fold as it is.
     """
 
-    kfolds: Any = argument(group="data", spelled="folds", reads=whole, fallback=5, is_common=True)
+    kfolds: Any = argument(
+        group="data",
+        spelled="folds",
+        metavar="N|FILE",
+        reads=number_or_file,
+        fallback=5,
+        is_common=True,
+    )
     dataset: Any = argument(group="data")
     root_dir: str | Path = argument(group="output", spelled="root", metavar="DIR", is_common=True)
     criterion: Callable[..., Any] | None = argument(group="candidates")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,13 +20,15 @@ from asynckfold.api import score_checks
 from asynckfold.api.arguments import Settings
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.errors import InputError, refuse
-from asynckfold.jobs.folds import Fold, make_folds, with_inner_valid
+from asynckfold.jobs.argument import one_line
+from asynckfold.jobs.folds import Fold, are_dicts, make_folds, with_inner_valid
 from asynckfold.jobs.objective import MULTILABEL
 from asynckfold.sweep.reading import WorkerReaders
 from asynckfold.system.machine import resolve_n_jobs
 
 if TYPE_CHECKING:
     from asynckfold.api.context import Call
+    from asynckfold.data.dataset import SampleSource
     from asynckfold.data.labels import Labels
     from asynckfold.data.prepare import PreparedData
     from asynckfold.engines.ray_cluster import RayCluster
@@ -119,7 +125,7 @@ def prepared(call: Call, take_pool: Callable[[], WorkerPool]) -> Iterator[Prepar
 
 def folds_of(settings: Settings, data: PreparedData) -> tuple[Fold, ...]:
     """Divide the samples; refuse unknown scores."""
-    folds = divided(settings, data.n_samples, data.labels)
+    folds = divided(settings, data.n_samples, data.labels, data.checked.source)
     score_checks.refuse_early(settings, data)
     return folds
 
@@ -138,10 +144,12 @@ def with_leaks_noted(
     return replace(data, notes=(*data.notes, *filter(None, notes)))
 
 
-def divided(settings: Settings, n_samples: int, labels: Labels) -> tuple[Fold, ...]:
+def divided(
+    settings: Settings, n_samples: int, labels: Labels, source: SampleSource
+) -> tuple[Fold, ...]:
     """Divide samples into folds, stratified and grouped as the settings say."""
     ways = (settings.kfolds, settings.cv, settings.n_splits)
-    cv = next((value for value in ways if value is not None), 5)
+    cv = _with_positions(next((value for value in ways if value is not None), 5), source)
     given_strata = strata_of(settings.stratify, labels, cv if isinstance(cv, int) else 2)
     classes = labels.targets if labels.strata is None else labels.strata
     strata, names = (classes, labels.classes) if given_strata is None else given_strata
@@ -161,6 +169,42 @@ def divided(settings: Settings, n_samples: int, labels: Labels) -> tuple[Fold, .
     return with_inner_valid(
         folds, settings.inner_valid, watched, settings.groups, settings.random_state
     )
+
+
+def _with_positions(cv: Any, source: SampleSource) -> Any:
+    """Return folds of a file, or listed as dicts, with positions in place of names of samples."""
+    if isinstance(cv, (str, os.PathLike)):
+        rule = "a file of folds must be JSON: a list of {train: [...], valid: [...]}"
+        try:
+            cv = json.loads(Path(cv).read_bytes())
+        except (OSError, ValueError) as error:
+            raise InputError.one(rule, str(error), "Check the path and the file.") from error
+        if not are_dicts(cv):
+            raise InputError.one(rule, one_line(cv, 80), "Write one dict for each fold.")
+    parts = [part for item in cv for part in item.values()] if are_dicts(cv) else []
+    entries = [name for part in parts if isinstance(part, list) for name in part]
+    if not any(isinstance(name, str) for name in entries):
+        return cv
+    from asynckfold.data.dataset import sample_names
+
+    names = sample_names(source)
+    numbers = {name: number for number, name in enumerate(names)}
+    unknown = [name for name in entries if str(name) not in numbers]
+    if unknown or len(numbers) < len(names):
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        known = f"names of samples such as {names[0]!r}" if names else "a data set without names"
+        raise InputError.one(
+            "folds may name samples where the data set has a name for each: `names`, or its files",
+            f"two samples {twice[0]!r}" if twice else f"{one_line(unknown[0])}, and {known}",
+            "Write positions from 0 instead, or correct the names.",
+        )
+    return [
+        {
+            key: [numbers[str(name)] for name in part] if isinstance(part, list) else part
+            for key, part in item.items()
+        }
+        for item in cv
+    ]
 
 
 def strata_of(stratify: Any, labels: Labels, n_splits: int) -> Strata | None:

@@ -36,7 +36,7 @@ from asynckfold.system.signals import listening
 
 _NAMES = (
     *("models", "schedulers", "optimizer", "param", "scoring", "rank_by", "pos_label", "sampler"),
-    *("criterion", "target_transform", "folds", "max_memory", "min_free_memory"),
+    *("criterion", "target_transform", "max_memory", "min_free_memory"),
 )
 """Flags whose texts are taken from the folder of a run, beside numbers, switches and words."""
 
@@ -137,6 +137,7 @@ def _untrusted(stored: argparse.Namespace) -> Iterator[str]:
     for dest, item in flags().items():
         value = getattr(stored, dest, None)
         is_plain = dest in _NAMES or ((item.is_switch or item.is_plain) and dest != "download")
+        is_plain = is_plain or (dest, type(value)) == ("folds", int)
         if value is None or dest in _REPLACED or is_plain or (dest, value) == ("data", "digits"):
             continue
         yield f"--{item.flag}" if value is True else f"--{item.flag} {value}"

@@ -659,6 +659,21 @@ def file_labels(dataset: Any) -> list[int] | None:
     return [target for _, target in dataset.samples]
 
 
+def sample_names(source: SampleSource) -> list[str]:
+    """Return the ``names`` of a dataset's samples, or of its files without endings; else none."""
+    dataset = source.base
+    names, files = (getattr(dataset, name, None) for name in ("names", "paths"))
+    if names is None and files is None:
+        pairs: Any = getattr(dataset, "samples", None)
+        is_listing = isinstance(pairs, list) and all(isinstance(item, tuple) for item in pairs)
+        files = [item[0] for item in pairs] if is_listing else None
+    if names is None and isinstance(files, (list, tuple)):
+        names = [Path(Path(file).name.removesuffix(".gz")).stem for file in files]
+    if not isinstance(names, (list, tuple)) or len(names) != len(dataset):
+        return []
+    return [str(names[row]) for row in (range(len(names)) if source.rows is None else source.rows)]
+
+
 def listing(dataset: Any, rows: Indices | None) -> bytes:
     """Return a digest of the folder's files: relative names, sizes, modification times."""
     digest = hashlib.sha256()

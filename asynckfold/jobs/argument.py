@@ -290,18 +290,12 @@ def one_line(value: Any, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def whole(text: str) -> int:
-    """Read a whole number.
-
-    Raises
-    ------
-    ValueError
-        It is none.
-    """
+def number_or_file(text: str) -> int | str:
+    """Read a whole number, or the path of a JSON file; a `ValueError` says what it must be."""
     try:
-        return int(text)
+        return text if text.endswith(".json") else int(text)
     except ValueError:
-        raise ValueError("must be a whole number") from None
+        raise ValueError("must be a whole number, or a file such as splits.json") from None
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

@@ -7,7 +7,9 @@ dividing a group when ``groups`` are given.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +19,9 @@ import numpy.typing as npt
 from asynckfold.errors import InputError, Problem, refuse
 
 Indices = npt.NDArray[np.int64]
+
+HELD_OUT = ("valid", "val", "validation", "test")
+"""What files of folds call the samples that are scored."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,9 +110,10 @@ def make_folds(
     """Divide the samples, once, for the whole sweep.
 
     `targets` are class indices, rows of 0 and 1 for several labels, or numbers; `cv` is a number of
-    folds, a scikit-learn splitter, or pairs of index arrays. Only for a number, folds keep the
-    proportions of classes, or of labels where there are no `groups`, and are repeated with another
-    shuffle. Samples of one group are never on both sides. `classes` are names for messages.
+    folds, a scikit-learn splitter, an OpenML task, pairs of index arrays, or dicts as in
+    `splits_json`. Only for a number, folds keep the proportions of classes, or of labels where
+    there are no `groups`, and are repeated with another shuffle. Samples of one group are never on
+    both sides. `classes` are names for messages.
 
     Raises
     ------
@@ -149,11 +155,15 @@ def make_folds(
     elif n_repeats != 1:
         raise InputError.one(
             "n_repeats applies to a number of folds only",
-            f"n_repeats={n_repeats} with cv={cv!r}",
+            f"n_repeats={n_repeats} with cv={cv!r}"[:80],
             "Use scikit-learn's RepeatedStratifiedKFold as cv, or leave n_repeats out.",
         )
+    elif hasattr(cv, "get_train_test_split_indices"):
+        pairs = _pairs_of_task(cv)
     elif hasattr(cv, "split") and not isinstance(cv, (str, bytes)):
         pairs = _pairs_of([cv], n_samples, targets, group_array)
+    elif are_dicts(cv):
+        pairs = _pairs_of_dicts(cv)
     else:
         listed = list(cv) if isinstance(cv, Iterable) and not isinstance(cv, (str, bytes)) else []
         if not listed or any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in listed):
@@ -167,15 +177,71 @@ def make_folds(
     refuse(
         problem
         for repeat, index, *sides in pairs
-        for side, array in zip(("train", "valid"), sides, strict=True)
+        for side, array in zip(("train", "valid", "inner_valid"), sides, strict=False)
         for problem in _side_problems(f"{_name(repeat, index)}: {side}", array, n_samples)
     )
     folds = tuple(
-        Fold(repeat, index, _indices(np.asarray(train)), _indices(np.asarray(valid)))
-        for repeat, index, train, valid in pairs
+        Fold(repeat, index, *(_indices(np.asarray(side)) for side in sides))
+        for repeat, index, *sides in pairs
     )
     refuse(problem for fold in folds for problem in _leaks(fold, group_array))
     return folds
+
+
+def splits_json(folds: Iterable[Fold]) -> str:
+    """Return folds as JSON, one a line; `make_folds` makes the same ones of what it reads as.
+
+    Examples
+    --------
+    >>> print(splits_json(make_folds(4, np.zeros(4), [([0, 1], [2, 3]), ([2, 3], [0, 1])])))
+    [{"train": [0, 1], "valid": [2, 3]},
+     {"train": [2, 3], "valid": [0, 1]}]
+    """
+    rows = []
+    for fold in folds:
+        row: dict[str, Any] = {"train": fold.train.tolist(), "valid": fold.valid.tolist()}
+        row |= {"inner_valid": fold.inner_valid.tolist()} if fold.inner_valid.size else {}
+        rows.append(json.dumps(row | ({"repeat": fold.repeat} if fold.repeat else {})))
+    return "[" + ",\n ".join(rows) + "]"
+
+
+def are_dicts(cv: Any) -> bool:
+    """Whether folds are listed as dicts."""
+    listed = isinstance(cv, (list, tuple)) and bool(cv)
+    return listed and all(isinstance(item, Mapping) for item in cv)
+
+
+def _pairs_of_dicts(listed: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    """Return repeat, index, train, valid, and what is set aside, of folds listed as dicts."""
+    indices, pairs = Counter[int](), list[tuple[Any, ...]]()
+    for number, item in enumerate(listed):
+        held_out = [name for name in HELD_OUT if name in item]
+        repeat = item.get("repeat", 0)
+        if "train" not in item or len(held_out) != 1 or type(repeat) is not int or repeat < 0:
+            raise InputError.one(
+                f"a fold must have train and one of {', '.join(HELD_OUT)}, and may have "
+                "inner_valid, and repeat, a whole number",
+                f"fold {number} with {', '.join(map(str, item)) or 'nothing'}",
+                'Write {"train": [0, 1], "valid": [2]} for each fold.',
+            )
+        aside = (item["inner_valid"],) if "inner_valid" in item else ()
+        pairs.append((repeat, indices[repeat], item["train"], item[held_out[0]], *aside))
+        indices[repeat] += 1
+    return pairs
+
+
+def _pairs_of_task(task: Any) -> list[tuple[Any, ...]]:
+    """Return repeat, index, train and valid of the folds of an OpenML task."""
+    repeats, count, sizes = task.get_split_dimensions()
+    if sizes != 1:
+        rule = "a task must have one training set for each fold"
+        received = f"{sizes}, of a learning curve"
+        raise InputError.one(rule, received, "Pass the index pairs of one size.")
+    return [
+        (repeat, index, *task.get_train_test_split_indices(fold=index, repeat=repeat))
+        for repeat in range(repeats)
+        for index in range(count)
+    ]
 
 
 def _pairs_of(
@@ -183,7 +249,7 @@ def _pairs_of(
     n_samples: int,
     targets: npt.NDArray[Any],
     groups: npt.NDArray[Any] | None,
-) -> list[tuple[int, int, Any, Any]]:
+) -> list[tuple[Any, ...]]:
     """Return repeat, index, train and valid of what splitters make."""
     rows = np.zeros((n_samples, 1))
     try:
@@ -371,6 +437,10 @@ def _leaks(fold: Fold, groups: npt.NDArray[Any] | None) -> Iterator[Problem]:
             f"{common.size} in both, such as {common[:5].tolist()}",
             "Hold each sample out of training where it is scored.",
         )
+    elif not np.isin(fold.inner_valid, fold.train).all() or not fold.fitted.size:
+        rule = f"{name}: inner_valid must be a part of train"
+        received = f"{len(fold.inner_valid)} samples of {len(fold.train)}"
+        yield Problem(rule, received, "Name samples of train, and leave some to train on.")
     elif groups is not None:
         shared = np.intersect1d(groups[fold.train], groups[fold.valid])
         if shared.size:

@@ -264,6 +264,17 @@ class CVResults(RunScores):
         transform = None if self._load_models is None else self._load_models().transform
         return held_out_folds(self.plan, self.folds, self.results, names, targets, transform)
 
+    def save_splits(self, path: str | Path) -> None:
+        """Write the folds as JSON, which ``kfolds=path`` reads: the same folds, and results.
+
+        Each is ``{"train": [...], "valid": [...]}`` of positions; with `inner_valid` where a part
+        is set aside, and `repeat` after the first one.
+        """
+        from asynckfold.jobs.folds import splits_json
+        from asynckfold.system.files import write_whole
+
+        write_whole(Path(path), f"{splits_json(self.folds)}\n".encode())
+
     def save_model(
         self,
         path: str | Path,

@@ -424,7 +424,8 @@ def test_from_the_shell_it_ends_with_2(
 
 # A line that cannot be read; fragments of the message.
 LINES: dict[str, list[str]] = {
-    "run --data digits --root r --folds x": ["--folds must be a whole number: received 'x'"],
+    "run --data digits --root r --folds x": ["--folds must be a whole number, or a file"],
+    "run --data digits --root r --folds no.json": ["or a file of them: received 'no.json'"],
     "run --data digits --root r --devices gpu": ["--devices must be", "auto", "cpu", "'gpu'"],
     "run --data digits --root r --stall-timeout 2m": ["a number of seconds", "'2m'"],
     "run --data digits --root r --lr": ["argument --lr: expected one argument"],
