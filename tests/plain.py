@@ -103,7 +103,7 @@ def plain_loop(
     call: Callable[[nn.Module, Any], Tensor],
     collate: Callable[[list[Any]], Any] | None = None,
     order_of: Callable[[Any, int, int], Any] = epoch_order,
-    criterion: nn.Module | None = None,
+    criterion: Any = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Train the first job of a run; return its weights, and its outputs on the held-out fold."""
     loss, fold = copy.deepcopy(criterion or nn.CrossEntropyLoss()), results.folds[0]

@@ -51,6 +51,12 @@ _CLASHES = (
         "the built-in step accumulates; a training_step does where opt_fn returns a list",
     ),
     (
+        ("sample_weight",),
+        ("fit_fn", *_STEPS),
+        "code of the user computes a loss as it is",
+    ),
+    (("sample_weight",), ("plan_from",), "jobs whose samples have weights are not fused"),
+    (
         ("fit_fn", *_STEPS, "callbacks", "inner_valid", "collate_fn", "sampler", "criterion"),
         ("trainer",),
         "only the plain trainer runs code for batches, epochs and folds",

@@ -249,6 +249,10 @@ class Settings(MachineArguments, JobTrainer):
         Number of times to divide the data, each with another shuffle. For a number of folds only.
     groups : array-like of shape (n_samples,), optional
         Group of each sample. Samples of one group are never on both sides of a fold.
+    sample_weight : array-like of shape (n_samples,), optional
+        Weight of each sample, at least 0, in training losses, held-out losses and scores: means are
+        weighted, so that only ratios matter. Needs a criterion with ``reduction="mean"``, and
+        scores that take weights. Such jobs are not fused.
     stratify : bool, array-like of shape (n_samples,) or (n_samples, n_labels), "quantile" or int
         Keep the proportions of classes or labels in each fold. Or those of an array; or of
         quantiles of targets that are numbers, 10 or as many as given.
@@ -439,6 +443,7 @@ class Settings(MachineArguments, JobTrainer):
     n_splits: int | None = argument(None, group="data", spelled="", has_own_check=True)
     n_repeats: int = argument(1, group="data", spelled="repeats", least=1)
     groups: Any = argument(None, group="data")
+    sample_weight: Any = argument(None, group="data")
     stratify: Any = argument(True, group="data", spelled="no-stratify")
     targets: Any = argument(None, group="data")
     random_state: int = argument(

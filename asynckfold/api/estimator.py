@@ -45,7 +45,7 @@ SAME = ("batch_size", "n_jobs", "random_state", "verbose")
 
 ELSEWHERE = {
     **dict.fromkeys(("dataset", "targets", "target_key"), "X and y of fit"),
-    "groups": "groups of fit",
+    **{name: f"{name} of fit" for name in ("groups", "sample_weight")},
     **dict.fromkeys(("kfolds", "n_splits", "cv"), "cv"),
     "refit": "ensemble=False",
     **{name: name for name in ("root_dir", "criterion", *SAME)},
@@ -54,15 +54,6 @@ ELSEWHERE = {
 
 OF_ONE_RUN = ("about", "parallelize", "plan_from", "report", "resume")
 """Arguments of a run that say nothing about its candidates."""
-
-
-def weight_arguments(sample_weight: Any) -> dict[str, Any]:
-    """Return what `AsyncKFold` takes for weights of samples: nothing yet, so they are refused."""
-    if sample_weight is not None:
-        rule = "sample_weight must be None, since no loss takes it yet"
-        remedy = "Pass settings={'sampler': weights}, which draws samples by their weights."
-        raise InputError.one(rule, one_line(sample_weight), remedy)
-    return {}
 
 
 class _AsyncKFoldEstimator(BaseEstimator):  # type: ignore[misc]
@@ -126,8 +117,8 @@ class _AsyncKFoldEstimator(BaseEstimator):  # type: ignore[misc]
             Samples.
         y : array-like of shape (n_samples,)
             Labels; or numbers, also of shape (n_samples, n_outputs).
-        sample_weight : None
-            Not supported yet.
+        sample_weight : array-like of shape (n_samples,), optional
+            Weight of each sample in losses and scores, see `AsyncKFold`.
         groups : array-like of shape (n_samples,), optional
             Samples of one group are never on both sides of a fold.
 
@@ -137,7 +128,6 @@ class _AsyncKFoldEstimator(BaseEstimator):  # type: ignore[misc]
             Fitted. An `InputError`, which is a `ValueError`, says that nothing was started.
         """
         refuse(self._problems())
-        weights = weight_arguments(sample_weight)
         samples, targets = self._checked(*self._validated(X, y))
         make = functools.partial(
             AsyncKFold,
@@ -145,9 +135,10 @@ class _AsyncKFoldEstimator(BaseEstimator):  # type: ignore[misc]
             dataset=(samples, targets),
             criterion=self._loss() if self.criterion is None else self.criterion,
             groups=groups,
+            sample_weight=sample_weight,
             refit=not self.ensemble,
             **{name: getattr(self, name) for name in SAME},
-            **{"report": False, **weights, **(self.settings or {})},
+            **{"report": False, **(self.settings or {})},
         )
         rows = samples if hasattr(samples, "iloc") else samples.reshape(len(samples), -1)
         if self._preprocess is not None:

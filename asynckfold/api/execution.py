@@ -210,7 +210,9 @@ class _Scorer:
         if result.status != DONE:
             return result
         job, outputs, scores = self._jobs[result.job_id], result.outputs, dict[str, float]()
-        targets = self.call.data.targets[self.call.bundle.fold_of(job).valid]
+        data, valid = self.call.data, self.call.bundle.fold_of(job).valid
+        targets = data.targets[valid]
+        weights = () if data.sample_weight is None else (data.sample_weight[valid],)
         try:
             for name, score in self._scores[job.model].items():
                 with warnings.catch_warnings(record=True) as caught:
@@ -220,7 +222,7 @@ class _Scorer:
                     elif outputs is None:
                         raise ValueError(f"{name} not measured in the last epoch")
                     else:
-                        scores[name] = float(score(targets, outputs))
+                        scores[name] = float(score(targets, outputs, *weights))
                 for text in _score_notes(name, scores[name], caught):
                     self.call.run.event("score", text, result.job_id)
         except Exception as error:  # noqa: BLE001

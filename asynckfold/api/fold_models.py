@@ -325,6 +325,7 @@ class RunModels:
         from asynckfold.integrations import sklearn
 
         results, pairs = self.results, sklearn.named_estimators(estimators)
+        weights = self.settings.sample_weight
         objective = results.plan.objective_of("")
         refuse(sklearn.estimator_problems(pairs, self.settings.scoring, objective))
         with seeding.preserved():
@@ -345,6 +346,7 @@ class RunModels:
             self.settings.scoring,
             objective,
             self.given.codes,
+            None if weights is None or not np.ptp(weights) else np.asarray(weights, np.float64),
         )
         # Without `error_score`, which is not a sample.
         rows_of_run = candidates(results.plan, results.results)

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from asynckfold.api import score_checks
 from asynckfold.api.arguments import Settings
 from asynckfold.engines.pool import WorkerPool
-from asynckfold.errors import InputError, refuse
+from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.folds import Fold, are_dicts, make_folds, with_inner_valid
 from asynckfold.jobs.objective import MULTILABEL
@@ -113,6 +113,7 @@ def prepared(call: Call, take_pool: Callable[[], WorkerPool]) -> Iterator[Prepar
             refuse(data.preprocess_problems())
         if settings.target_transform is not None:
             refuse(data.target_transform_problems())
+        data = data.with_sample_weight(settings.sample_weight)
         # A transformer may fill in missing values.
         at = "" if settings.preprocess is None else " before preprocess"
         notes = [note + at if note.endswith(NOT_FINITE) else note for note in data.notes]
@@ -126,8 +127,25 @@ def prepared(call: Call, take_pool: Callable[[], WorkerPool]) -> Iterator[Prepar
 def folds_of(settings: Settings, data: PreparedData) -> tuple[Fold, ...]:
     """Divide the samples; refuse unknown scores."""
     folds = divided(settings, data.n_samples, data.labels, data.checked.source)
+    refuse(_weight_problems(data.sample_weight, folds))
     score_checks.refuse_early(settings, data)
     return folds
+
+
+def _weight_problems(
+    weights: npt.NDArray[np.float64] | None, folds: Sequence[Fold]
+) -> Iterator[Problem]:
+    """Yield the first fold of which a part has no weight."""
+    if weights is None:
+        return
+    for fold in folds:
+        parts = ("training", fold.fitted), ("held-out", fold.valid), ("inner", fold.inner_valid)
+        for name, rows in parts:
+            if rows.size and not weights[rows].any():
+                rule = "each part of a fold must have a sample whose sample_weight is not 0"
+                received = f"all {len(rows)} {name} samples of fold {fold.index} weigh 0"
+                yield Problem(rule, received, "Leave such samples out, or divide them otherwise.")
+                return
 
 
 def with_leaks_noted(

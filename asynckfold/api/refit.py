@@ -84,6 +84,7 @@ def on_all_samples(
     sampler = settings.sampler
     if sampler is not None and not (isinstance(sampler, str) or callable(sampler)):
         sampler = np.asarray(sampler)[rows]
+    weights = None if settings.sample_weight is None else np.asarray(settings.sample_weight)[rows]
     words = settings.about.get("cli")
     about = {"refit": f"{candidate.name} on all {len(train):,} samples", "scored": SEEN}
     return replace(
@@ -95,6 +96,7 @@ def on_all_samples(
         root_dir=refit_folder(settings.root, candidate.model, candidate.lr_schedule),
         n_repeats=1,
         groups=None,
+        sample_weight=weights,
         targets=targets,
         sampler=sampler,
         resume="auto",

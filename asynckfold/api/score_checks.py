@@ -32,6 +32,7 @@ from asynckfold.results.scoring import (
     accumulator_of,
     fit_problems,
     score_notes,
+    weight_problems,
     why_not_by_batch,
 )
 from asynckfold.system.machine import total_memory
@@ -71,6 +72,7 @@ def refuse_early(settings: Settings, data: PreparedData) -> None:
             *_rank_problems(settings, names),
             *_missing_problems(settings, data),
             *_unclear_problems(settings, data),
+            *_weight_problems(settings, data),
         ]
     )
 
@@ -122,6 +124,11 @@ def _rank_problems(settings: Settings, names: Sequence[str]) -> Iterator[Problem
     if settings.task == objectives.CUSTOM and not all(map(scores.is_custom, items)):
         rule = "task='custom' needs functions (targets, outputs) → float as scores"
         yield Problem(rule, ", ".join(names), "Leave task out for scikit-learn's scores.")
+
+
+def _weight_problems(settings: Settings, data: PreparedData) -> Iterator[Problem]:
+    if data.sample_weight is not None:
+        yield from weight_problems(settings.scoring, data.labels.objective)
 
 
 def _missing_problems(settings: Settings, data: PreparedData) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,6 +43,14 @@ from asynckfold.data.views import (
 from asynckfold.errors import InputError
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.schema import Schema, UnfitTree, leaves_of, path_text
+
+
+class WeightedTargets(NamedTuple):
+    """Targets (B, ...) of a batch, and the weights (B,) of its samples, in float64."""
+
+    targets: Tensor
+    weights: Tensor
+
 
 _CPU = torch.device("cpu")
 _NO_SAMPLES = np.empty(0, np.int64)
@@ -198,6 +206,8 @@ class Batches:
         """Brings outputs into the units of the data set, where targets were transformed."""
         self.targets_in_units = targets
         """Targets as the data set has them, on the host."""
+        self.sample_weight: Tensor | None = None
+        """Weights (n_samples,) in losses, in float64."""
         self.not_finite: tuple[int, ...] = ()
         """Samples that hold NaN or infinity: the first of the inputs, and of the targets."""
         self.moved: dict[torch.device, Batches] = {}
@@ -244,7 +254,8 @@ class Batches:
         assert isinstance(self._train, _ArrayView)
         pairs = zip(self._train.view.drawing, draws, strict=True)
         sent = {place: bits.reshape(-1) for place, bits in pairs}
-        return self._gather_joined(rows, Draw(0, 0, _NO_SAMPLES, sent=sent))
+        inputs, targets = self._gather_joined(rows, Draw(0, 0, _NO_SAMPLES, sent=sent))
+        return inputs, self.weighted(targets, rows)
 
     def eval(self, indices: Indices | Tensor) -> tuple[Any, Tensor]:
         """Return inputs and targets of the eval view, the same at each call."""
@@ -254,12 +265,22 @@ class Batches:
         self, indices: Indices | Tensor, seed: int = 0, epoch: int = 0, *, training: bool
     ) -> OrderedBatches:
         """Return batches of samples in one order, as of an epoch, which lies on the device."""
-        return OrderedBatches(self, self._train if training else self._eval, indices, seed, epoch)
+        made = OrderedBatches(self, self._train if training else self._eval, indices, seed, epoch)
+        made.is_weighted = training and self.sample_weight is not None
+        return made
 
     def targets_of(self, indices: Indices | Tensor) -> Tensor:
         """Return the targets that `eval` returns, without reading inputs."""
         rows, device = torch.as_tensor(indices), self.targets.device
         return self.targets.index_select(0, rows if rows.device == device else sent(rows, device))
+
+    def weighted(self, targets: Tensor, indices: Indices | Tensor) -> Any:
+        """Return targets of samples, as `WeightedTargets` where samples have weights."""
+        if self.sample_weight is None:
+            return targets
+        rows, device = torch.as_tensor(indices), self.sample_weight.device
+        rows = rows if rows.device == device else sent(rows, device)
+        return WeightedTargets(targets, self.sample_weight.index_select(0, rows))
 
     def asked_of(self, targets: Tensor) -> Any:
         """Return the targets (B, ...) of a batch as the data set gives them."""
@@ -296,7 +317,9 @@ class Batches:
         """
         held = _ArrayView(inputs, View((), None, (), ()))
         train = held if change is None else _MappedView(self._train, change)
-        return Batches(self.targets, train, held, schema=self.schema)
+        made = Batches(self.targets, train, held, schema=self.schema)
+        made.sample_weight = self.sample_weight
+        return made
 
     def with_targets(self, targets: Tensor, inverse: Callable[[Array], Array]) -> Batches:
         """Return the same inputs with transformed targets, and what brings outputs back."""
@@ -326,6 +349,8 @@ class Batches:
         views = train.to(place, moved), evaluation.to(place, moved)
         there = Batches(self.targets.to(place), *views, self.records, self.collation, self.schema)
         there.inverse, there.targets_in_units = self.inverse, self.targets_in_units
+        if self.sample_weight is not None:
+            there.sample_weight = self.sample_weight.to(place)
         return there
 
     def _gather(
@@ -381,6 +406,7 @@ class OrderedBatches:
         self._there = sent(self._here, device)
         self._draw = Draw(seed, epoch, self._here.numpy())
         self._bits: dict[int, Tensor] = {}
+        self.is_weighted = False
         self._prefetcher: Prefetcher | None = None
         if isinstance(view, _ArrayView) and device.type != "cpu":
             for place in view.view.drawing:
@@ -408,6 +434,12 @@ class OrderedBatches:
         A batch that stays on the host until it is needed is moved while the device computes on the
         one before, if that named it as `following`.
         """
+        inputs, targets = self._made(low, high, following)
+        if self.is_weighted:
+            targets = self._batches.weighted(targets, self._there[low:high])
+        return inputs, targets
+
+    def _made(self, low: int, high: int, following: tuple[int, int] | None) -> tuple[Any, Tensor]:
         bits = {place: item[low:high] for place, item in self._bits.items()}
         rows, draw = self._there[low:high], self._draw
         # Without `replace`, which takes longer than to gather a small batch.
@@ -460,6 +492,7 @@ class DataHandle:
     not_finite: tuple[int, ...] = ()  # see `Batches.not_finite`
     last_is_target: bool = False  # taken to be so, of more than two tensors
     codes: TableCodes | None = None  # see `Batches.codes`
+    has_weights: bool = False  # the last array is `Batches.sample_weight`
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "fds": ()}
@@ -483,6 +516,7 @@ class DataHandle:
         batches = Batches(targets, views[0], views[1], records, self.collation, self.schema)
         batches.not_finite, batches.last_is_target = self.not_finite, self.last_is_target
         batches.codes = self.codes
+        batches.sample_weight = arrays[-1] if self.has_weights else None
         return batches
 
 

@@ -67,6 +67,7 @@ class PreparedData:
     _shared: tuple[SharedArray, ...]
     _digest: bytes
     last_is_target: bool = False  # see `DataArguments`
+    sample_weight: Array | None = None  # in float64; None where all are equal
 
     @property
     def targets(self) -> Array:
@@ -118,6 +119,31 @@ class PreparedData:
         handle, digest = replace(self._handle, codes=codes), self._digest + codes.digest
         fingerprint = _fingerprint(handle, self._shared, self.labels, digest)
         return replace(self, fingerprint=fingerprint, _handle=handle, _digest=digest)
+
+    def with_sample_weight(self, weights: Any) -> PreparedData:
+        """Return the data with a weight of each sample; equal weights are none."""
+        if weights is None:
+            return self
+        values = np.asarray(weights)
+        is_number = values.dtype.kind in "biuf" and values.shape == (self.n_samples,)
+        if not is_number or not np.isfinite(values).all() or (values < 0).any() or not values.any():
+            raise InputError.one(
+                "sample_weight must hold a finite number, at least 0 and not all zero, for each "
+                f"of the {self.n_samples} samples",
+                f"an array of {values.dtype} of shape {values.shape}"
+                + f", from {values.min():g} to {values.max():g}" * (is_number and values.size > 0),
+                "Pass an array of that length, in the order of the data set.",
+            )
+        if (values == values[0]).all():
+            return self
+        array = SharedArray(ArraySpec(values.shape, "float64"))
+        array.writable()[...] = numbers = values.astype(np.float64)
+        handle = replace(self._handle, specs=(*self._handle.specs, array.spec), has_weights=True)
+        shared = *self._shared, array
+        fingerprint = _fingerprint(handle, shared, self.labels, self._digest)
+        notes = *self.notes, "losses and scores are weighted by sample_weight"
+        weighted = replace(self, sample_weight=numbers, fingerprint=fingerprint, notes=notes)
+        return replace(weighted, _handle=handle, _shared=shared)
 
     def preprocess_problems(self) -> Iterator[Problem]:
         """Yield that a scikit-learn transformer cannot have samples of several tensors."""

@@ -68,6 +68,7 @@ def on_folds(
     scoring: Any,
     objective: Objective,
     codes: TableCodes | None = None,
+    weights: npt.NDArray[np.float64] | None = None,
 ) -> tuple[list[Candidate], dict[str, str]]:
     """Fit clones of estimators on the training part of each fold, and score the rest.
 
@@ -89,6 +90,8 @@ def on_folds(
         Of the run.
     codes : TableCodes, optional
         What the rows stand for, where `preprocess` gets a table.
+    weights : ndarray of shape (n_samples,), optional
+        The ``sample_weight`` of ``fit`` and of scores.
     """
     from sklearn.base import clone
 
@@ -102,15 +105,19 @@ def on_folds(
     failed: dict[str, dict[int, str]] = {name: {} for name, _ in pairs}
     for number, fold in enumerate(folds):
         inputs = _inputs(rows, targets, preprocess, fold, codes)
+        train, valid = (
+            {} if weights is None else {"sample_weight": weights[part]}
+            for part in (fold.train, fold.valid)
+        )
         for name, estimator in pairs:
             try:
                 # Without a random_state, an estimator draws from the global generators.
                 with seeded(0):
                     start = time.perf_counter()
-                    fit = clone(estimator).fit(inputs[fold.train], truth[fold.train])
+                    fit = clone(estimator).fit(inputs[fold.train], truth[fold.train], **train)
                     seconds[name][number] = time.perf_counter() - start
                     scores[name][:, number] = [
-                        score(fit, inputs[fold.valid], truth[fold.valid])
+                        score(fit, inputs[fold.valid], truth[fold.valid], **valid)
                         for score in scorers.values()
                     ]
             except Exception as error:  # noqa: BLE001 - as a failed job, it stops no other

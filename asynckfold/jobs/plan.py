@@ -90,7 +90,8 @@ class Plan:
         Class names by index; empty for regression, and for several labels of a sample.
     recipe : Mapping
         What is known about the live objects: architecture of each model, optimizer settings, and
-        under ``code`` what they are by value, see `asynckfold.jobs.digests`.
+        under ``code`` what they are by value, see `asynckfold.jobs.digests`; and whether samples
+        have weights.
     threads : Mapping of str to int
         Threads by model, of those models only that have others than `threads_per_job`.
     groups : tuple of tuple of str

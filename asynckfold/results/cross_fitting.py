@@ -66,7 +66,8 @@ def held_out_folds(
     by_name = [done_jobs(plan, results, name) for name in names]
     kept = {job.id: results[job.id] for jobs in by_name for job in jobs}
     objectives = [plan.objective_of(jobs[0].model) for jobs in by_name]
-    refuse([*kept_problems(kept), *_meaning_problems(names, objectives, transform)])
+    problems = [*kept_problems(kept), *_meaning_problems(names, objectives, transform)]
+    refuse([*problems, *_weight_problems(plan)])
     objective, parts = objectives[0], []
     for fold in folds:
         jobs = [job for each in by_name for job in each if (job.repeat, job.fold) == fold.key]
@@ -82,6 +83,12 @@ def _values(objective: Objective, outputs: Any, transform: Transform | None) -> 
         return np.asarray(numbers_of(objective, outputs, transform), np.float64)
     shares = probabilities(objective, outputs, transform)
     return shares[:, 1:] if objective.kind == BINARY else shares
+
+
+def _weight_problems(plan: Plan) -> Iterator[Problem]:
+    if "sample_weight" in plan.recipe:
+        rule = "what is chosen on held-out samples takes them to weigh the same"
+        yield Problem(rule, "a run with sample_weight", "Compute on results.oof.")
 
 
 def _meaning_problems(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
@@ -48,7 +49,8 @@ from asynckfold.results.batch_scores import (
 from asynckfold.results.direction import direction_problems
 
 Outputs = npt.NDArray[np.float32]
-Score = Callable[[npt.NDArray[Any], Outputs], float]
+Score = Callable[..., float]
+"""Targets, outputs, and weights of samples if they have some → float."""
 
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
     MULTICLASS: ("accuracy",),
@@ -176,45 +178,58 @@ def _score(name: str, item: Any, objective: Objective, transform: Transform | No
     if accumulates(item) or (objective.is_dense and not is_custom(item)):
         return batch_score(name, item, objective, transform)
     if is_custom(item):
+        function = partial(_weighted, item)
         if objective.is_of_trees:
-            return lambda targets, outputs: item(
+            return lambda targets, outputs, *weights: function(
                 objective.originals(with_leaves(np.asarray, objective.as_in_dataset(targets))),
                 with_leaves(np.asarray, objective.as_returned(outputs)),
+                *weights,
             )
         if not objective.labels:
-            function: Score = item
             return function
-        return lambda targets, outputs: item(objective.originals(targets), outputs)
+        return lambda targets, outputs, *weights: function(
+            objective.originals(targets), outputs, *weights
+        )
     if item == "accuracy" and objective.kind == MULTICLASS and transform is None:
         return _accuracy
     scorer = _scorer_for(item, objective)
 
-    def score(targets: npt.NDArray[Any], outputs: Outputs) -> float:
+    def score(targets: npt.NDArray[Any], outputs: Outputs, weights: Any = None) -> float:
         if targets.ndim > 2:
-            return of_all_numbers(targets, outputs)
+            return of_all_numbers(targets, outputs, weights)
         estimator = _estimators()[objective.kind != REGRESSION](objective, outputs, transform)
         truth = _truth(objective, targets, estimator)
         scorer_of_all = _with_labels(scorer, estimator, truth)
-        return float(scorer_of_all(estimator, np.arange(len(targets)), truth))
+        rows = np.arange(len(targets))
+        return float(scorer_of_all(estimator, rows, truth, sample_weight=weights))
 
-    def of_all_numbers(targets: npt.NDArray[Any], outputs: Outputs) -> float:
+    def of_all_numbers(targets: npt.NDArray[Any], outputs: Outputs, weights: Any) -> float:
         predictions = predicted(objective, outputs, transform)
         if predictions.shape != targets.shape:
             raise ValueError(
                 f"predictions of shape {predictions.shape} for targets {targets.shape}"
             )
         flat = _estimators()[0](Objective(REGRESSION, VALUES), predictions.reshape(-1))
-        return float(scorer(flat, np.arange(targets.size), targets.reshape(-1)))
+        each = None if weights is None else np.repeat(weights, targets[0].size)
+        rows = np.arange(targets.size)
+        return float(scorer(flat, rows, targets.reshape(-1), sample_weight=each))
 
     return score
 
 
-def _accuracy(targets: npt.NDArray[Any], outputs: Outputs) -> float:
+def _weighted(item: Any, targets: Any, outputs: Any, weights: Any = None) -> float:
+    """Return the score of a function of the user's."""
+    words = {} if weights is None else {"sample_weight": weights}
+    score: float = item(targets, outputs, **words)
+    return score
+
+
+def _accuracy(targets: npt.NDArray[Any], outputs: Outputs, weights: Any = None) -> float:
     """Return scikit-learn's ``"accuracy"`` without its 1 ms of argument checks.
 
     That would be a fifth of the overhead allowed to a short job.
     """
-    return float(np.mean(outputs.argmax(axis=1) == targets))
+    return float(np.average(outputs.argmax(axis=1) == targets, weights=weights))
 
 
 def _truth(objective: Objective, targets: npt.NDArray[Any], estimator: Any) -> npt.NDArray[Any]:
@@ -235,12 +250,15 @@ def _scorer_for(item: Any, objective: Objective) -> Any:
     return _with_keywords(scorer, pos_label=objective.pos_label)
 
 
-def estimator_scorer(item: Any, objective: Objective) -> Callable[[Any, Any, Any], float]:
-    """Return the function (fitted estimator, X, labels) → float of a scikit-learn score."""
+def estimator_scorer(item: Any, objective: Objective) -> Callable[..., float]:
+    """Return the function (fitted estimator, X, labels, sample_weight) → float of a score."""
     scorer = _scorer_for(item, objective)
 
-    def score(estimator: Any, inputs: Any, labels: npt.NDArray[Any]) -> float:
-        return float(_with_labels(scorer, estimator, labels)(estimator, inputs, labels))
+    def score(
+        estimator: Any, inputs: Any, labels: npt.NDArray[Any], sample_weight: Any = None
+    ) -> float:
+        scorer_of_all = _with_labels(scorer, estimator, labels)
+        return float(scorer_of_all(estimator, inputs, labels, sample_weight=sample_weight))
 
     return score
 
@@ -262,9 +280,26 @@ def one_class_scorers(names: Sequence[str]) -> list[str]:
     return [name for name in names if name in get_scorer_names() and takes_pos_label(name)]
 
 
+def weight_problems(scoring: Any, objective: Objective) -> Iterator[Problem]:
+    """Yield the scores that take no weights of samples."""
+    from sklearn.metrics import get_scorer
+
+    for name, item in named_scores(scoring, objective.kind):
+        scorer = item if is_custom(item) else get_scorer(item)
+        if objective.is_dense or accumulates(item) or not _accepts(scorer, "sample_weight"):
+            yield Problem(
+                "scores must take the sample_weight of held-out samples, of which each has one "
+                "target or row of targets",
+                f"{name}, which takes none",
+                "Choose a score of scikit-learn whose metric has the parameter sample_weight, or "
+                "pass scoring={'name': function}, of (targets, outputs, sample_weight) → float.",
+            )
+
+
 def _accepts(scorer: Any, keyword: str) -> bool:
-    function = getattr(scorer, "_score_func", None)
-    return function is not None and keyword in inspect.signature(function).parameters
+    with suppress(TypeError, ValueError):
+        return keyword in inspect.signature(getattr(scorer, "_score_func", scorer)).parameters
+    return False
 
 
 def _with_keywords(scorer: Any, **keywords: Any) -> Any:

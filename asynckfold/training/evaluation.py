@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from asynckfold.data.batches import Batches
+from asynckfold.data.batches import Batches, WeightedTargets
 from asynckfold.data.device_copies import fetched_together
 from asynckfold.data.transforms.trees import tensors_in
 from asynckfold.jobs.criteria import PROBABILITIES, TRANSFORMED, UNKNOWN
@@ -35,7 +35,7 @@ from asynckfold.jobs.schema import Schema
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import lr_schedules
 from asynckfold.training.calls import outputs_of
-from asynckfold.training.losses import adds_up, as_given, classifies, mean_loss, weights
+from asynckfold.training.losses import adds_up, as_given, counts_unequally, mean_loss, weights
 from asynckfold.training.model_state import StateSnapshot
 from asynckfold.training.optimizers import optimizers_of
 from asynckfold.training.stopwatch import mark, seconds_between
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 def loss_and_accuracy(
     outputs: torch.Tensor,
-    targets: torch.Tensor,
+    targets: Any,
     criterion: Any,
     objective: Objective,
     like: Any = None,
@@ -55,11 +55,16 @@ def loss_and_accuracy(
     """Return the loss of all outputs (n, ...) at once, and the accuracy, in float64.
 
     No accuracy for regression, and if only the user's `output_transform` knows the classes. `like`
-    are outputs of a batch, where these are trees.
+    are outputs of a batch, where these are trees. Targets are what `Batches.weighted` returns.
     """
     loss = criterion(objective.as_returned(outputs, like), targets)
-    hits = right(objective, outputs, targets)
-    numbers = [loss] if hits is None else [loss, hits.double().mean()]
+    is_weighted = isinstance(targets, WeightedTargets)
+    hits = right(objective, outputs, targets.targets if is_weighted else targets)
+    numbers = [loss]
+    if hits is not None and is_weighted:
+        numbers.append(hits.double() @ targets.weights / targets.weights.sum())
+    elif hits is not None:
+        numbers.append(hits.double().mean())
     return [torch.as_tensor(number, dtype=torch.float64) for number in numbers]
 
 
@@ -228,7 +233,7 @@ def evaluated(training: Training, indices: Indices) -> list[torch.Tensor]:
         if training.bundle.plan.by_batch:
             return [training.figures_of(indices), *_counts(training, indices)]
         outputs = training.outputs_on(indices)
-        targets = training.data.targets_of(indices)
+        targets = training.data.weighted(training.data.targets_of(indices), indices)
         figures = loss_and_accuracy(
             outputs, targets, training.criterion, training.objective, training.like
         )
@@ -356,8 +361,9 @@ def counts_of(training: Training) -> list[torch.Tensor]:
 
 def _counts(training: Training, indices: Indices | torch.Tensor) -> list[torch.Tensor]:
     criterion = training.criterion
-    if adds_up(criterion, training.bundle.plan) or not classifies(criterion):
+    if adds_up(criterion, training.bundle.plan) or not counts_unequally(criterion):
         return []
     targets = training.data.targets_of(indices)
-    counts = weights(criterion, targets, waits=targets.is_cpu)
+    weighted = training.data.weighted(targets, indices)
+    counts = weights(criterion, weighted, waits=targets.is_cpu)
     return [] if counts is None else [counts]

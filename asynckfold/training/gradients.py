@@ -41,7 +41,7 @@ def accumulated_step(training: Training, batches: Sequence[int]) -> list[torch.T
         training.criterion,
         training.bundle.plan,
         [high - low for low, high in bounds],
-        lambda: training.data.targets_of(torch.cat([training.order[slice(*b)] for b in bounds])),
+        lambda: weighted_targets(training, torch.cat([training.order[slice(*b)] for b in bounds])),
     )
     losses: list[torch.Tensor] = []
 
@@ -58,6 +58,11 @@ def accumulated_step(training: Training, batches: Sequence[int]) -> list[torch.T
 
     update(training.optimizer, backward, training.scaler)
     return losses
+
+
+def weighted_targets(training: Training, rows: torch.Tensor) -> Any:
+    """Return the targets of samples, with their weights if they have some."""
+    return training.data.weighted(training.data.targets_of(rows), rows)
 
 
 def update(

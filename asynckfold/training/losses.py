@@ -5,6 +5,9 @@ gradient is that of the criterion itself. The recorded loss of an epoch or an ev
 over all samples: a criterion that sums is divided by their number, and batch means are weighted by
 batch size. With class weights or an ignored class (`CrossEntropyLoss`, `NLLLoss`), a sample counts
 as in the mean of its batch, so that the recorded loss is that of all samples as one batch.
+
+Where samples have weights, both are Σ wᵢcᵢlᵢ / Σ wᵢcᵢ, with that count cᵢ, mostly 1: the criterion
+gives the losses of samples by ``reduction="none"``, see `WeightedCriterion`.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from asynckfold.data.batches import Batches
+from asynckfold.data.batches import Batches, WeightedTargets
 from asynckfold.data.transforms.random_numbers import seeded
 from asynckfold.jobs.criteria import Criterion, criterion_of
 from asynckfold.jobs.folds import Indices
@@ -57,15 +60,27 @@ def classifies(criterion: object) -> TypeGuard[nn.CrossEntropyLoss | nn.NLLLoss]
     )
 
 
+def counts_unequally(criterion: object) -> bool:
+    """Whether samples may count differently in the mean of a batch."""
+    return isinstance(criterion, WeightedCriterion) or classifies(criterion)
+
+
 def weights(
-    criterion: Callable[..., Any], targets: torch.Tensor, *, waits: bool = True
+    criterion: Callable[..., Any], targets: Any, *, waits: bool = True
 ) -> torch.Tensor | None:
     """Return the weight of each sample (n,) in the mean of a batch, in float64; None if equal.
 
     Unless it `waits` for a device, weights that happen to be equal are returned too.
     """
-    if not classifies(criterion):
-        return None
+    if isinstance(criterion, WeightedCriterion):
+        return criterion.counts(targets)
+    return class_weights(criterion, targets, waits=waits) if classifies(criterion) else None
+
+
+def class_weights(
+    criterion: nn.CrossEntropyLoss | nn.NLLLoss, targets: torch.Tensor, *, waits: bool
+) -> torch.Tensor | None:
+    """Return the `weights` of a mean over classes."""
     if targets.is_floating_point():
         # For class probabilities, torch divides by the number of samples.
         return None
@@ -84,7 +99,7 @@ def portions(
     criterion: Callable[..., Any],
     plan: Plan,
     sizes: Sequence[int],
-    targets: Callable[[], torch.Tensor],
+    targets: Callable[[], Any],
 ) -> list[float]:
     """Return factors by which the losses of a batch's parts add up to the loss of the batch.
 
@@ -95,11 +110,11 @@ def portions(
 
 
 def means(
-    criterion: Callable[..., Any], sizes: Sequence[int], targets: Callable[[], torch.Tensor]
+    criterion: Callable[..., Any], sizes: Sequence[int], targets: Callable[[], Any]
 ) -> list[float]:
     """Return the `portions` for a criterion that takes a mean."""
     counts = [float(size) for size in sizes]
-    sample_weights = weights(criterion, targets()) if classifies(criterion) else None
+    sample_weights = weights(criterion, targets()) if counts_unequally(criterion) else None
     if sample_weights is not None:
         counts = [float(part.sum()) for part in torch.split(sample_weights, list(sizes))]
     total = sum(counts)
@@ -145,10 +160,49 @@ def of_rows(criterion: Callable[..., Any], data: Batches) -> Callable[..., Any]:
     return CriterionOfParts(criterion, data.schema)
 
 
+class WeightedCriterion(nn.Module):
+    """The mean of the losses of samples by their weights, of outputs and `WeightedTargets`.
+
+    `criterion` is one of stored targets, see `of_rows`, whose ``reduction`` becomes "none". With
+    weights that are 0 in the whole batch, loss and gradient are 0.
+    """
+
+    def __init__(self, criterion: Any) -> None:
+        super().__init__()
+        self.criterion = criterion
+        self._classifies = classifies(criterion)
+        as_given(criterion).reduction = "none"
+
+    def forward(self, outputs: Any, targets: WeightedTargets) -> torch.Tensor:
+        """Return the weighted mean."""
+        losses = self.criterion(outputs, targets.targets)
+        rows, counts = losses.reshape(len(losses), -1), self._counts(targets)
+        sums = rows.mean(1) if counts is None else rows.sum(1)
+        total = self.counts(targets).sum().clamp(min=torch.finfo(torch.float64).tiny)
+        mean: torch.Tensor = (sums * (targets.weights / total).to(sums.dtype)).sum()
+        return mean
+
+    def counts(self, targets: WeightedTargets) -> torch.Tensor:
+        """Return how much each sample (n,) counts in the mean, in float64."""
+        counts = self._counts(targets)
+        return targets.weights if counts is None else targets.weights * counts
+
+    def _counts(self, targets: WeightedTargets) -> torch.Tensor | None:
+        if not self._classifies:
+            return None
+        return class_weights(self.criterion, targets.targets, waits=False)
+
+
+def weighing(criterion: Callable[..., Any], data: Batches) -> Callable[..., Any]:
+    """Return a criterion of the targets that `Batches.weighted` returns."""
+    return criterion if data.sample_weight is None else WeightedCriterion(criterion)
+
+
 def as_given(criterion: Any) -> Any:
     """Return a criterion as the user passed it, or made it."""
-    plain = criterion.criterion if isinstance(criterion, CriterionOfParts) else criterion
-    return None if isinstance(plain, NoLoss) else plain
+    while isinstance(criterion, (CriterionOfParts, WeightedCriterion)):
+        criterion = criterion.criterion
+    return None if isinstance(criterion, NoLoss) else criterion
 
 
 def criterion_for(recipe: Recipe, data: Batches, train: Indices) -> Callable[..., Any]:

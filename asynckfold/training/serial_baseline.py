@@ -207,7 +207,9 @@ class _OrdinaryTraining(Training):
             self.taken = {
                 number: item for number, item in self.taken.items() if number >= self.batch
             }
-            self.taken[batch] = self._moved(next(self.loader))
+            inputs, targets = self._moved(next(self.loader))
+            rows = self.order[slice(*self.bounds[batch])]
+            self.taken[batch] = inputs, self.data.weighted(targets, rows)
         inputs, targets = self.taken[batch]
         return inputs, targets
 

@@ -27,7 +27,7 @@ from asynckfold.training.bundle import Bundle
 from asynckfold.training.callbacks import callbacks_of
 from asynckfold.training.calls import scaler_of
 from asynckfold.training.job_log import JobLog
-from asynckfold.training.losses import criterion_for
+from asynckfold.training.losses import criterion_for, weighing
 from asynckfold.training.optimizers import opt_fn_for, optimizers_of, with_fused_kernel
 from asynckfold.training.pretraining import PretrainingSummary
 from asynckfold.training.stopwatch import Stopwatch
@@ -79,7 +79,7 @@ def build(
         pretrained = pretraining.pretrain(
             model, data, train, job.seed, log, heartbeat, size, count, cores
         )
-    criterion = criterion_for(recipe, data, train)
+    criterion = weighing(criterion_for(recipe, data, train), data)
     if isinstance(criterion, nn.Module):
         criterion = criterion.to(device)
     opt_fn = opt_fn_for(recipe, job.lr_schedule, criterion)

@@ -152,7 +152,10 @@ def numbers(result: Result | None) -> Any:
 def tiny_at(root: Path, **changes: Any) -> Tiny:
     # Batches of 12, 12, 12 and 4.
     words = {"models": {"net": Net}, "params": TrainerParams(epochs=3), "batch_size": 12}
-    return Tiny(root, **{**words, **changes})
+    sample_weight = changes.pop("sample_weight", None)
+    tiny = Tiny(root, **{**words, **changes})
+    tiny.batches.sample_weight = sample_weight
+    return tiny
 
 
 def heavy(model: nn.Module) -> torch.optim.Optimizer:
@@ -193,6 +196,7 @@ JOBS: dict[str, tuple[dict[str, Any], str]] = {
     "clamped": ({"opt_fn": clamped}, f"{MIXED}AdamW\n"),
     # Its scaler asks whether to take a step.
     "fp16": ({"opt_fn": adamw, "params": HALF}, f"{MIXED}AdamW\n"),
+    "weights": ({"sample_weight": torch.arange(60, dtype=torch.float64) % 4}, INSIDE),
     "sums": ({"criterion": nn.CrossEntropyLoss(torch.arange(3.0), reduction="sum")}, INSIDE),
 }
 

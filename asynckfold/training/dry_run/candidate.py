@@ -257,6 +257,8 @@ class CandidateTrial:
             # The plan records the answer: it must be the same in the next session.
             seeding.seed_all(self.bundle.folds[0].index)
             sums = criteria.adds_up(criterion, self.outputs, targets)
+            if self.seen.sample_weight is not None:
+                criteria.check_weighing(self.name, criterion, self.outputs, targets)
             if params.trainer == "allreduce" and params.processes > 1:
                 criteria.check_parts(criterion, self.outputs, targets, params.processes, sums)
         return sums

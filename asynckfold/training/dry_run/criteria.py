@@ -23,10 +23,16 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from asynckfold.data.batches import Batches
+from asynckfold.data.batches import Batches, WeightedTargets
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run.refusals import kinds_of, trying
-from asynckfold.training.losses import criterion_for, means, of_rows
+from asynckfold.training.losses import (
+    WeightedCriterion,
+    as_given,
+    criterion_for,
+    means,
+    of_rows,
+)
 from asynckfold.training.torch_internals import OperationWatch
 from asynckfold.training.user_steps import Refusal
 
@@ -163,6 +169,27 @@ def adds_up(criterion: Callable[..., Any], outputs: Any, targets: torch.Tensor) 
         twice = _loss_of(criterion, (outputs, targets), every.repeat(2))
         return once != 0 and abs(twice - 2 * once) <= ALIKE * abs(once)
     return False
+
+
+def check_weighing(name: str, criterion: Any, outputs: Any, targets: torch.Tensor) -> None:
+    """Refuse a criterion that gives no losses of samples whose mean is its loss."""
+    received = f"{type(as_given(criterion)).__name__} of model {name}"
+    with suppress(Exception), torch.no_grad():
+        if getattr(as_given(criterion), "reduction", "") == "mean":
+            ones = torch.ones(len(targets), dtype=torch.float64)
+            weighed = WeightedCriterion(copy.deepcopy(criterion))
+            mean = float(weighed(outputs, WeightedTargets(targets, ones)))
+            whole = float(copy.deepcopy(criterion)(outputs, targets))
+            if math.isclose(mean, whole, rel_tol=ALIKE, abs_tol=1e-6):
+                return
+            received += f", {whole:.4g} on a batch, and {mean:.4g} as the mean of its losses"
+    raise Refusal(
+        "sample_weight needs a criterion with reduction='mean' that gives the loss of each sample "
+        "for reduction='none'",
+        received,
+        "Pass one of torch such as nn.CrossEntropyLoss(), or give your own the attribute reduction "
+        "and heed it; or draw samples by their weights, with sampler= in place of sample_weight=.",
+    )
 
 
 def check_parts(

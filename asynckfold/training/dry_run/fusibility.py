@@ -56,6 +56,7 @@ def _unfit(trial: CandidateTrial) -> str:
         "its criterion has parameters, which each job trains": trained_parameters(
             trial.live.criterion
         ),
+        "its samples have weights": trial.seen.sample_weight is not None,
         "its batches come of a collate_fn": trial.seen.collation is not None,
         "each step takes the mean gradient of several batches": bundle.plan.params.accumulate > 1,
         "in float16, each job scales its own losses": bundle.plan.params.precision == "fp16",

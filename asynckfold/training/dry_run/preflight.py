@@ -168,6 +168,7 @@ class _DryRun:
             "preprocess": "" if preprocess is None else fingerprints.text_of(preprocess),
             **({} if target is None else {"target_transform": fingerprints.text_of(target)}),
             **(SUMS if self.sums else {}),
+            **({} if self.data.sample_weight is None else {"sample_weight": "in all means"}),
         }
         return replace(
             self.facts, recipe=recorded, problems=tuple(self.problems), notes=tuple(self.notes)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 
 import torch
 
@@ -115,7 +115,8 @@ class AllReduceTraining(MultiprocessTraining):
         edges = [low + (high - low) * min(rank, ranks) // ranks for rank in numbers]
         sizes = [high - low for low, high in itertools.pairwise(edges)]
         rows, plan = self.order[low:high], self.bundle.plan
-        return edges, portions(self.criterion, plan, sizes, lambda: self.data.targets_of(rows))
+        targets = partial(gradients.weighted_targets, self, rows)
+        return edges, portions(self.criterion, plan, sizes, targets)
 
     @cached_property
     def _least(self) -> int:

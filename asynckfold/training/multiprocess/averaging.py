@@ -81,7 +81,9 @@ class AveragingTraining(SteppingTraining):
             return super().samples_of(batch)
         low, high = self.bounds[batch]
         number = self.epoch * max(self.parts.passes) + self.parts.numbers[batch]
-        return self.data.train(self.order[low:high], self.task.job.seed, number)
+        rows = self.order[low:high]
+        inputs, targets = self.data.train(rows, self.task.job.seed, number)
+        return inputs, self.data.weighted(targets, rows)
 
     @property
     def on_gpu(self) -> range:
