@@ -56,8 +56,8 @@ def jobs_of(candidates: Sequence[Sequence[str]], folds: Sequence[Fold]) -> tuple
     """Return the jobs of candidates (model, LR schedule)."""
     repeated = any(fold.repeat for fold in folds)
     return tuple(
-        Job(model, lr_schedule, *fold.key, seed_of(0, *fold.key), repeated)
-        for model, lr_schedule in candidates
+        Job(*pair, fold.repeat, fold.index, seed_of(0, *fold.key), repeated, fold.inner)
+        for pair in candidates
         for fold in folds
     )
 

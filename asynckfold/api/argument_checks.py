@@ -74,6 +74,7 @@ _CLASHES = (
     (("preprocess", "targets"), ("task",), "task='reconstruction' takes the input as the target"),
     (("plan_from",), ("threads_per_job",), "both say how many threads a job has"),
     (("race",), ("plan_from",), "candidates that race have fusion groups of one fold"),
+    (("nested",), ("race",), "a race chooses by the folds that score a nested choice"),
 )
 """Arguments that exclude each other, and why."""
 
@@ -257,7 +258,10 @@ def joblib_problems(settings: Settings) -> tuple[list[Problem], list[str]]:
 
 
 def race_problems(settings: Settings, candidates: int, folds: int) -> Iterator[Problem]:
-    """Yield why there is nothing to leave out, or what must not be."""
+    """Yield why there is nothing to choose or to leave out, or what must not be."""
+    if settings.nested is not None and candidates < 2:
+        rule, remedy = "nested needs two candidates to choose from", "Add one, or leave nested out."
+        yield Problem(rule, f"{candidates} candidate", remedy)
     if not settings.race:
         if settings.race_alpha != ALPHA:
             rule, remedy = "race_alpha is the bound of a race", "Pass race=True, too."

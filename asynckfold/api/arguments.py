@@ -362,6 +362,10 @@ class Settings(MachineArguments, JobTrainer):
         guide "Race candidates".
     race_alpha : float
         Bound on the chance that a race leaves the best candidate out, over all folds and pairs.
+    nested : int, optional
+        Inner folds of each fold, which divide its training part as folds divide all samples: by
+        their mean scores a candidate is chosen, and scored on that fold, so that the score is not
+        one that chose it. See `CVResults.nested` and the how-to guide "Nested cross-validation".
     random_samples : bool
         Declare that each read of a sample may give another pair (x, y). Draws from the global
         generators of torch, NumPy and random are noticed without it. Input and target then always
@@ -504,6 +508,7 @@ class Settings(MachineArguments, JobTrainer):
     )
     race: bool = argument(False, group="training")
     race_alpha: float = argument(ALPHA, group="training", above=0, below=1)
+    nested: int | None = argument(None, group="training", least=2, none="")
     random_samples: bool = argument(False, group="data")
     pos_label: Any = argument(None, group="training", metavar="CLASS", reads=str)
     output_transform: Callable[[Any], Any] | None = argument(None, group="training")

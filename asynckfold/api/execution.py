@@ -18,7 +18,7 @@ from asynckfold.api.context import Call, interrupted
 from asynckfold.api.progress import SweepProgress
 from asynckfold.api.score_checks import accumulators
 from asynckfold.errors import StorageError
-from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.folds import Fold, outer_folds
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.reproducibility import THREADS
 from asynckfold.jobs.result import DONE, FAILED, Result, job_by_id
@@ -75,7 +75,7 @@ def begin(call: Call) -> None:
         job.id: math.ceil(len(call.bundle.fold_of(job).train) / plan.batch_size)
         for job in plan.jobs
     }
-    call.display.begin(plan, requests, results, batches, _Publisher(store, call.folds))
+    call.display.begin(plan, requests, results, batches, _Publisher(store, outer_folds(call.folds)))
     call.is_complete = len(results) == len(plan.jobs)
 
 
@@ -184,7 +184,7 @@ class _Publisher:
         if begun < self.due and not progress.is_over:
             return
         if len(progress.results) != self.results or progress.is_over:
-            self.results, plan = len(progress.results), progress.plan
+            self.results, plan = len(progress.results), progress.plan.outer
             # Hours of training must not be lost for a sentence.
             with suppress(Exception):
                 rows = candidates(plan, progress.results)
@@ -229,7 +229,8 @@ class _Scorer:
             # A score may be a function of the user: its failure is the job's.
             line = f"scoring raised {type(error).__name__}: {error}"
             return replace(result, status=FAILED, error=line, traceback=line)
-        return replace(result, scores=scores, outputs=outputs if self._keeps else None)
+        keeps = self._keeps and job.inner is None
+        return replace(result, scores=scores, outputs=outputs if keeps else None)
 
     @cached_property
     def _jobs(self) -> dict[str, Job]:

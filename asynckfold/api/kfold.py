@@ -382,16 +382,17 @@ class AsyncKFold:
 
     def _judge(self, results: CVResults, display: Display) -> None:
         """Warn of failed jobs, or raise."""
-        ended = results.results.values()
+        plan, by_job = results.whole
+        ended = by_job.values()
         failed = [item for item in ended if item.is_failure]
         if not failed:
             return
         lines = "\n".join(failure_lines(results))
-        text = f"{len(failed)} of {len(results.plan.jobs)} jobs failed:\n{lines}"
+        text = f"{len(failed)} of {len(plan.jobs)} jobs failed:\n{lines}"
         first = f"{text}\n{own_frames(failed[0].traceback)}".rstrip()
         if self.settings.error_score == "raise":
             raise JobFailedError(first)
-        if not results.counts["done"] and len(ended) == len(results.plan.jobs):
+        if not results.counts["done"] and len(ended) == len(plan.jobs):
             raise AllJobsFailedError(first)
         display.warn(text, JobsFailedWarning)
 
@@ -402,7 +403,7 @@ AsyncKFold.__doc__ = with_parameters(AsyncKFold.__doc__, Settings)
 def failure_lines(results: CVResults) -> Iterator[str]:
     """Yield one line for each way in which jobs failed, with the first of these jobs."""
     grouped: dict[str, list[str]] = {}
-    for item in results.results.values():
+    for item in results.whole[1].values():
         if item.is_failure:
             grouped.setdefault(cause(item.error), []).append(item.job_id)
     for error, names in grouped.items():

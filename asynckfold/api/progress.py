@@ -157,8 +157,9 @@ class SweepProgress:
         metric, scores = self.plan.scoring[0], dict[str, list[float]]()
         for result in self.results.values():
             score = result.scores.get(metric, math.nan)
-            if result.status == DONE and math.isfinite(score):
-                scores.setdefault(self._jobs[result.job_id].candidate, []).append(score)
+            job = self._jobs[result.job_id]
+            if result.status == DONE and math.isfinite(score) and job.inner is None:
+                scores.setdefault(job.candidate, []).append(score)
         counts = sorted(map(len, scores.values()))[-2:]
         # In a race, the first one in the next fold is alone there for a moment.
         most = 0 if not counts else counts[-1] if self.plan.race is None else counts[0]

@@ -21,7 +21,14 @@ from asynckfold.api.arguments import Settings
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.argument import one_line
-from asynckfold.jobs.folds import Fold, are_dicts, make_folds, with_inner_valid
+from asynckfold.jobs.folds import (
+    Fold,
+    are_dicts,
+    inner_folds,
+    make_folds,
+    outer_folds,
+    with_inner_valid,
+)
 from asynckfold.jobs.objective import MULTILABEL
 from asynckfold.sweep.reading import WorkerReaders
 from asynckfold.system.machine import resolve_n_jobs
@@ -158,7 +165,7 @@ def with_leaks_noted(
     # Scoring training samples is intended here, and the report says so.
     if not settings.about.get("scored"):
         handle = data.handle()
-        notes.append(copies_note(handle.open(handle.fds).stored, folds))
+        notes.append(copies_note(handle.open(handle.fds).stored, outer_folds(folds)))
     return replace(data, notes=(*data.notes, *filter(None, notes)))
 
 
@@ -166,21 +173,24 @@ def divided(
     settings: Settings, n_samples: int, labels: Labels, source: SampleSource
 ) -> tuple[Fold, ...]:
     """Divide samples into folds, stratified and grouped as the settings say."""
-    ways = (settings.kfolds, settings.cv, settings.n_splits)
-    cv = _with_positions(next((value for value in ways if value is not None), 5), source)
+    given = (settings.kfolds, settings.cv, settings.n_splits)
+    cv = _with_positions(next((value for value in given if value is not None), 5), source)
     given_strata = strata_of(settings.stratify, labels, cv if isinstance(cv, int) else 2)
     classes = labels.targets if labels.strata is None else labels.strata
     strata, names = (classes, labels.classes) if given_strata is None else given_strata
-    folds = make_folds(
-        n_samples,
-        strata,
-        cv,
-        stratify=given_strata is not None,
-        n_repeats=settings.n_repeats,
-        groups=settings.groups,
-        random_state=settings.random_state,
-        classes=names,
-    )
+    ways: dict[str, Any] = {
+        "stratify": given_strata is not None,
+        "groups": settings.groups,
+        "random_state": settings.random_state,
+        "classes": names,
+    }
+    folds = make_folds(n_samples, strata, cv, n_repeats=settings.n_repeats, **ways)
+    if settings.nested is not None:
+        if aside := sum(fold.inner_valid.size for fold in folds):
+            rule = "folds that are divided by nested must not name inner_valid"
+            remedy = "Pass inner_valid=0.1, which sets samples of inner folds aside, too."
+            raise InputError.one(rule, f"{aside} samples in inner_valid", remedy)
+        folds += inner_folds(folds, settings.nested, strata, **ways)
     if settings.inner_valid is None:
         return folds
     watched = None if given_strata is None else strata

@@ -114,6 +114,7 @@ def on_all_samples(
         time_budget_s=seconds,
         refit=False,
         race=False,
+        nested=None,
         race_alpha=ALPHA,
         report=False,
         devices=_devices(settings, candidate.device),

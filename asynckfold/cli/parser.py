@@ -126,7 +126,7 @@ VERBS = {
         },
         flags=None,
         helps=_ROOT,
-        without=("folds", "repeats", "stratify", "refit", "fold_column"),
+        without=("folds", "repeats", "stratify", "nested", "refit", "fold_column"),
     ),
     "plan": VerbWords(
         "print what a run would do and its expected seconds",

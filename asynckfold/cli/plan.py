@@ -14,6 +14,7 @@ from asynckfold.cli.output import Output, table_of
 from asynckfold.cli.sweep_file import make_kfold, sweep_parts
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.candidate_names import candidate_name
+from asynckfold.jobs.folds import outer_folds
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning.forecast import Forecast, Span
 from asynckfold.results.report.sentences import plural
@@ -90,7 +91,11 @@ def _numbers(forecast: Forecast) -> dict[str, Any]:
     return {
         "jobs": [job.id for job in plan.jobs],
         "candidates": list(plan.candidate_names),
-        "folds": [{"train": len(fold.train), "valid": len(fold.valid)} for fold in forecast.folds],
+        "folds": [
+            {"train": len(fold.train), "valid": len(fold.valid)}
+            | ({} if fold.inner is None else {"inner": fold.inner})
+            for fold in forecast.folds
+        ],
         "classes": list(plan.classes),
         "epochs": plan.params.epochs,
         "batch_size": plan.batch_size,
@@ -151,9 +156,10 @@ def _table(forecast: Forecast) -> Table:
         threads = _range([job.threads for job in jobs])
         seconds = f"{math.fsum(job.seconds for job in jobs) / len(jobs):.1f}"
         memory = gibibytes(jobs[0].memory)
-        rows.append(
-            [model, lr_schedule, *devices, str(len(jobs)), *sizes, threads, seconds, memory]
-        )
+        count = str(len(jobs))
+        if plan.nested:
+            count = f"{len(outer_folds(forecast.folds))}, {plan.nested} inner each"
+        rows.append([model, lr_schedule, *devices, count, *sizes, threads, seconds, memory])
     names = ["model", "scheduler", *both]
     numbers = ["folds", "train", "valid", "threads", "s per job", "memory"]
     return table_of([*names, *numbers], rows, names)

@@ -164,22 +164,23 @@ def _verdict(store: RunReader, *, is_stopped: bool) -> list[str]:
     if not is_stopped:
         return list(store.interim.verdict) if store.interim else []
     # Take NumPy and SciPy, which status does without otherwise.
+    from asynckfold.jobs.folds import outer_folds
     from asynckfold.results.candidates import candidates
     from asynckfold.results.verdict import make_verdict
 
-    plan = store.plan
+    plan = store.plan.outer
     results = {
         name: Result(name, 1, status, scores) for name, (status, scores) in store.scores().items()
     }
     if not results:
         return []
-    folds, _ = store.splits()
+    folds = outer_folds(store.splits()[0])
     return list(make_verdict(candidates(plan, results), plan.scoring[0], folds).sentences)
 
 
 def _scores(store: RunReader) -> list[dict[str, Any]]:
     """Return the mean score of each candidate that has one, the highest first."""
-    plan, scores, values = store.plan, store.scores(), defaultdict[str, list[float]](list)
+    plan, scores, values = store.plan.outer, store.scores(), defaultdict[str, list[float]](list)
     metric = plan.scoring[0]
     for job in plan.jobs:
         status, by_metric = scores.get(job.id, ("", {}))

@@ -12,6 +12,7 @@ from asynckfold.cli.output import Output, table_of
 from asynckfold.jobs.result import counts_line
 from asynckfold.results import tables
 from asynckfold.results.cv_results import CVResults
+from asynckfold.results.nested import NestedScores
 from asynckfold.results.utilization import Packing, packing_of
 from asynckfold.store import RunStore
 from asynckfold.system.units import duration
@@ -55,7 +56,7 @@ def print_results(root: Path, out: Output, *, with_report: bool) -> int:
         out.say(line)
     if refit:
         out.say(refit)
-    trace = next((item.traceback for item in results.results.values() if item.traceback), "")
+    trace = next((item.traceback for item in results.whole[1].values() if item.traceback), "")
     if "\n" in trace.strip():
         out.error(f"traceback of the first failed job:\n{trace.strip()}")
     if page:
@@ -87,7 +88,13 @@ def _numbers(results: CVResults) -> dict[str, Any]:
         "speedup": timing.ratio,
         "estimated_speedup": timing.estimate,
         "speedup_note": timing.text,
+        **(_nested(results.nested) if results.nested else {}),
     }
+
+
+def _nested(nested: NestedScores) -> dict[str, Any]:
+    numbers = {name: getattr(nested, name) for name in ("mean", "std", "bias")}
+    return {"nested": {**numbers, "folds": [asdict(fold) for fold in nested.folds]}}
 
 
 def _packing(packing: Packing | None) -> dict[str, Any]:

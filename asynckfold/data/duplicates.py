@@ -67,7 +67,7 @@ def copies_note(samples: Array | Iterable[bytes] | None, folds: Sequence[Fold]) 
 def _note(numbers: npt.NDArray[np.int64], folds: Sequence[Fold], also: str) -> str:
     _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
     several_times = counts[places] > 1
-    many: list[tuple[tuple[int, int], int, int]] = []  # key of a fold, copies, validation samples
+    many: list[tuple[tuple[int, ...], int, int]] = []  # key of a fold, copies, validation samples
     for fold in folds:
         train, valid = (rows[several_times[rows]] for rows in (fold.train, fold.valid))
         count = int(np.isin(places[valid], places[train]).sum())

@@ -36,6 +36,8 @@ class Fold:
         Sample numbers; disjoint.
     inner_valid : ndarray of int64, shape (n_inner,)
         The part of `train` that is set aside to watch the training; empty by default.
+    inner : int or None
+        Which inner fold of that fold, from 0; None for a fold of the cross-validation itself.
     """
 
     repeat: int
@@ -43,11 +45,13 @@ class Fold:
     train: Indices
     valid: Indices
     inner_valid: Indices = field(default_factory=lambda: np.empty(0, np.int64))
+    inner: int | None = field(default=None, kw_only=True)
 
     @property
-    def key(self) -> tuple[int, int]:
-        """``(repeat, index)``."""
-        return (self.repeat, self.index)
+    def key(self) -> tuple[int, ...]:
+        """``(repeat, index)``, and the number of an inner fold."""
+        inner = () if self.inner is None else (self.inner,)
+        return (self.repeat, self.index, *inner)
 
     @property
     def fitted(self) -> Indices:
@@ -55,6 +59,69 @@ class Fold:
         if not self.inner_valid.size:
             return self.train
         return self.train[~np.isin(self.train, self.inner_valid)]
+
+
+def outer_folds(folds: Sequence[Fold]) -> tuple[Fold, ...]:
+    """Return the folds of the cross-validation itself."""
+    return tuple(fold for fold in folds if fold.inner is None)
+
+
+def inner_folds(
+    folds: Sequence[Fold],
+    count: int,
+    targets: npt.NDArray[Any],
+    *,
+    stratify: bool = True,
+    groups: Any = None,
+    random_state: int = 0,
+    classes: Sequence[str] = (),
+) -> tuple[Fold, ...]:
+    """Divide the training part of each fold, for nested cross-validation.
+
+    As `make_folds` divides all samples by a number of folds; where the folds are ordered, as by
+    ``TimeSeriesSplit``, each inner fold trains on what precedes it.
+
+    Raises
+    ------
+    InputError
+        A training part cannot be divided so.
+
+    Examples
+    --------
+    >>> targets = np.arange(12) % 2
+    >>> inner = inner_folds(make_folds(12, targets, 2), 3, targets)
+    >>> [(fold.key, len(fold.train), len(fold.valid)) for fold in inner[:2]]
+    [((0, 0, 0), 4, 2), ((0, 0, 1), 4, 2)]
+    """
+    from sklearn.model_selection import TimeSeriesSplit
+
+    made: list[Fold] = []
+    cv: Any = TimeSeriesSplit(count) if is_ordered(folds) else count
+    for fold in folds:
+        rows = np.sort(fold.train)
+        seed = np.random.SeedSequence([random_state, *fold.key, 0, 0, 1]).generate_state(1)[0]
+        try:
+            parts = make_folds(
+                len(rows),
+                targets[rows],
+                cv,
+                stratify=stratify,
+                groups=None if groups is None else np.asarray(groups)[rows],
+                random_state=int(seed),
+                classes=classes,
+            )
+        except InputError as error:
+            refuse(
+                replace(problem, rule=f"nested, the training part of {_name(*fold.key)}: {rule}")
+                for problem in error.problems
+                for rule in [problem.rule]
+            )
+            raise
+        made += [
+            Fold(fold.repeat, fold.index, rows[part.train], rows[part.valid], inner=part.index)
+            for part in parts
+        ]
+    return tuple(made)
 
 
 def watched_part(fold: Fold, folds: Sequence[Fold], share: float, seed: int) -> Indices:
@@ -315,7 +382,7 @@ def _divided(
     except ValueError as error:
         raise InputError.one(
             f"inner_valid={share:g} must leave samples of each class on both sides",
-            f"{_name(fold.repeat, fold.index)}, {len(rows)} samples: {error}".rstrip("."),
+            f"{_name(*fold.key)}, {len(rows)} samples: {error}".rstrip("."),
             "Pass a larger or smaller part, fewer folds, or stratify=False.",
         ) from error
     return replace(fold, inner_valid=np.sort(inner))
@@ -356,8 +423,9 @@ def _inner_part(
     return _indices(inner)
 
 
-def _name(repeat: int, index: int) -> str:
-    return f"fold {index}" + (f" of repeat {repeat}" if repeat else "")
+def _name(repeat: int, index: int, inner: int | None = None) -> str:
+    part = "" if inner is None else f"inner fold {inner} of "
+    return f"{part}fold {index}" + (f" of repeat {repeat}" if repeat else "")
 
 
 def _indices(array: npt.NDArray[Any]) -> Indices:

@@ -40,6 +40,8 @@ class Job:
         that candidates are compared on equal terms.
     repeated : bool
         Whether the sweep repeats its folds, so that the id has to say which repeat this is.
+    inner : int or None
+        Which inner fold of that fold, in nested cross-validation; None: the fold itself.
     """
 
     model: str
@@ -48,6 +50,13 @@ class Job:
     fold: int
     seed: int
     repeated: bool = False
+    inner: int | None = None
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The `Fold.key` of its fold."""
+        inner = () if self.inner is None else (self.inner,)
+        return (self.repeat, self.fold, *inner)
 
     @property
     def candidate(self) -> str:
@@ -62,8 +71,13 @@ class Job:
     @property
     def id(self) -> str:
         """``"LeNet/cosine/fold-0"``, with ``repeat-1/`` before the fold where folds repeat."""
-        repeat = f"repeat-{self.repeat}/" if self.repeated else ""
-        return f"{self.candidate}/{repeat}fold-{self.fold}"
+        return "/".join([self.candidate, *self.place])
+
+    @property
+    def place(self) -> list[str]:
+        """What its id and its folder say of its fold: ``["repeat-1", "fold-0"]``."""
+        inner = "" if self.inner is None else f"-inner-{self.inner}"
+        return [f"repeat-{self.repeat}"] * self.repeated + [f"fold-{self.fold}{inner}"]
 
 
 @dataclass(frozen=True)
@@ -182,7 +196,7 @@ class Plan:
         """Return the fold that a job holds out, with what the job sets aside."""
         from asynckfold.jobs.folds import watched_part
 
-        fold = next(fold for fold in folds if fold.key == (job.repeat, job.fold))
+        fold = next(fold for fold in folds if fold.key == job.key)
         if fold.inner_valid.size or job.candidate not in self.reacting:
             return fold
         part = watched_part(fold, folds, self.params.inner_val, job.seed)
@@ -240,9 +254,21 @@ class Plan:
         return tuple(dict.fromkeys((job.model, job.lr_schedule) for job in self.jobs))
 
     @property
-    def fold_keys(self) -> tuple[tuple[int, int], ...]:
-        """(repeat, fold) pairs, in their order."""
-        return tuple(dict.fromkeys((job.repeat, job.fold) for job in self.jobs))
+    def fold_keys(self) -> tuple[tuple[int, ...], ...]:
+        """The keys of the folds, in their order."""
+        return tuple(dict.fromkeys(job.key for job in self.jobs))
+
+    @property
+    def nested(self) -> int:
+        """Number of inner folds of each fold; 0 without nested cross-validation."""
+        return max((1 + job.inner for job in self.jobs if job.inner is not None), default=0)
+
+    @property
+    def outer(self) -> Plan:
+        """This plan without the jobs of inner folds."""
+        if not self.nested:
+            return self
+        return replace(self, jobs=tuple(job for job in self.jobs if job.inner is None))
 
     @property
     def candidate_names(self) -> tuple[str, ...]:
@@ -259,6 +285,9 @@ class Plan:
         values = vars(decoded(Plan, parsed(encoded(self)), "plan"))
         if self.race is None:  # as in plans that were written before there was racing
             values = {name: value for name, value in values.items() if name != "race"}
+        if not self.nested:  # likewise
+            jobs = map(vars, values["jobs"])
+            values["jobs"] = [{k: job[k] for k in job if k != "inner"} for job in jobs]
         return encoded(values, is_sorted=True)
 
     @classmethod
@@ -322,6 +351,8 @@ class Plan:
         >>> replace(plan, jobs=two).obstacle(plan)
         'models: B, A there, A here'
         """
+        if self.nested != other.nested:
+            return f"nested: {self.nested or None} there, {other.nested or None} here"
         is_other = self.race is not None and len(self.jobs) != len(other.jobs)
         if is_other or not set(self.jobs) <= set(other.jobs):
             return self.first_difference(other)
@@ -409,14 +440,16 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def job_seed(random_state: int, repeat: int, fold: int) -> int:
-    """Return the seed of a fold's jobs: a function of root seed, repeat and fold only.
+def job_seed(random_state: int, *key: int) -> int:
+    """Return the seed of a fold's jobs: a function of root seed and `Fold.key` only.
 
     NumPy's ``SeedSequence`` (O'Neill 2015), whose streams do not overlap for similar inputs.
     """
     import numpy as np
 
-    return int(np.random.SeedSequence([random_state, repeat, fold]).generate_state(1)[0])
+    # Zeros at the end do not change a sequence, so an inner fold counts from 1.
+    parts = [*key[:2], *(1 + inner for inner in key[2:])]
+    return int(np.random.SeedSequence([random_state, *parts]).generate_state(1)[0])
 
 
 def make_jobs(
@@ -444,8 +477,9 @@ def jobs_of(
             lr_schedule,
             fold.repeat,
             fold.index,
-            job_seed(random_state, fold.repeat, fold.index),
+            job_seed(random_state, *fold.key),
             repeated,
+            fold.inner,
         )
         for model, lr_schedule in pairs
         for fold in folds

@@ -157,8 +157,8 @@ def why_not_kept(
     """
     counts = {fold.key: len(fold.valid) for fold in folds}
     sizes = [
-        4 * counts[job.repeat, job.fold] * samples[job.model].columns
-        for job in plan.jobs
+        4 * counts[job.key] * samples[job.model].columns
+        for job in plan.outer.jobs
         if job.model in samples
     ]
     largest = max(sizes, default=0)

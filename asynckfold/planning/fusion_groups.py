@@ -189,11 +189,12 @@ def grouped(
         if nodes and not on_gpus:
             places = sum(count // threads for count in nodes)
         widest = MOST_ON_A_GPU if on_gpus else MOST_JOBS
-        rounds = [fresh]
+        new = [job for job in jobs if job.id in fresh]
+        # Inner folds have fewer steps.
+        rounds = [[job.id for job in new if len(job.key) == size] for size in (2, 3)]
         if plan.race is not None:
             # Groups of one fold, so that there is something to leave out.
-            new = [job for job in jobs if job.id in fresh]
-            rounds = [[job.id for job in new if key == (job.repeat, job.fold)] for key in folds]
+            rounds = [[job.id for job in new if job.key == key] for key in folds]
         divided = [_divided(names, fuse, places, fitting, widest) for names in rounds if names]
         made = [] if reason else [group for part in divided for group in part]
         if not reason and fresh and not made:

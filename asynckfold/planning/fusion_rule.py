@@ -89,7 +89,7 @@ def why_not_paying(
     elif flops > MOST_FLOPS:
         return f"a step of {flops / 1e6:.3g} MFLOP, and {MOST_FLOPS / 1e6:g} is the most"
     by_fold = {fold.key: work_of(fold, plan.params, plan.batch_size) for fold in folds}
-    seconds = math.fsum(cost.seconds(by_fold[job.repeat, job.fold], 1) for job in jobs)
+    seconds = math.fsum(cost.seconds(by_fold[job.key], 1) for job in jobs)
     least = LEAST_SECONDS + LEAST_STEPS * check.step_seconds[1]
     if seconds < least:
         return f"its jobs take about {seconds:.2g} s in all, and {least:.2g} s is the least"

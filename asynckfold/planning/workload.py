@@ -137,7 +137,7 @@ class Workload:
         """Return the work of each job, by its id."""
         plan = self.plan
         by_fold = {fold.key: work_of(fold, plan.params, plan.batch_size) for fold in self.folds}
-        return {job.id: by_fold[job.repeat, job.fold] for job in plan.jobs}
+        return {job.id: by_fold[job.key] for job in plan.jobs}
 
     def last_threads(self, last: LastJobs | None) -> dict[str, int]:
         """Return the threads of the last jobs, by their ids."""
@@ -188,6 +188,6 @@ def requests(
             measures_gpu=may_share and workload.jobs_per_gpu is None,
             trainer=params.trainer,
             # Of candidates that race, a fold of all comes before the next one.
-            stage=0 if plan.race is None else fold_keys.index((job.repeat, job.fold)),
+            stage=0 if plan.race is None else fold_keys.index(job.key),
         )
     return made

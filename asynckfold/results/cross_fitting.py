@@ -70,7 +70,7 @@ def held_out_folds(
     refuse([*problems, *_weight_problems(plan)])
     objective, parts = objectives[0], []
     for fold in folds:
-        jobs = [job for each in by_name for job in each if (job.repeat, job.fold) == fold.key]
+        jobs = [job for each in by_name for job in each if job.key == fold.key]
         each = [_values(objective, results[job.id].outputs, transform) for job in jobs]
         refuse(_value_problems([job.id for job in jobs], each))
         parts.append(HeldOutFold(fold.valid, targets[fold.valid], np.stack(each)))

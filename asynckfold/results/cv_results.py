@@ -6,14 +6,15 @@ import contextlib
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from asynckfold.errors import AbsentError, AsyncKFoldError, InputError, refuse
 from asynckfold.jobs.decoding import uncollected
+from asynckfold.jobs.folds import outer_folds
 from asynckfold.jobs.objective import Objective
-from asynckfold.jobs.plan import Job
+from asynckfold.jobs.plan import Job, folds_fingerprint
 from asynckfold.jobs.reproducibility import reproducibility_of
 from asynckfold.jobs.result import Result
 from asynckfold.results import tables
@@ -35,7 +36,7 @@ class CVResults(RunScores):
     Parameters
     ----------
     plan : Plan
-        All jobs of the sweep.
+        All jobs of the sweep, without those of inner folds, as in folds and results.
     folds : tuple of Fold
         Train and held-out samples of each fold.
     n_samples : int
@@ -471,15 +472,22 @@ def refit_of(results: CVResults, name: str) -> CVResults | None:
 def read_results(store: RunReader) -> CVResults:
     """Return the results of a run on disk, complete or not."""
     folds, targets = store.splits()
+    plan, results = store.plan, store.results()
+    whole = (plan, results) if plan.nested else None
+    if plan.nested:
+        folds = outer_folds(folds)
+        plan = replace(plan.outer, folds=folds_fingerprint(folds))
+        results = {job.id: results[job.id] for job in plan.jobs if job.id in results}
     return CVResults(
-        plan=store.plan,
+        plan=plan,
         folds=folds,
         n_samples=len(targets),
-        results=store.results(),
+        results=results,
         seconds=math.fsum(item.packed_seconds for item in store.sessions()),
         baseline=store.baseline,
         root_dir=store.root,
         bit_identity=reproducibility_of(store.plan, store.software()),
+        _whole=whole,
     )
 
 

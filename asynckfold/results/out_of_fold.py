@@ -70,7 +70,7 @@ def out_of_fold(
         result = results.get(job.id)
         if result is None or result.outputs is None or result.status != DONE:
             continue
-        outputs, key = result.outputs, (job.repeat, job.fold)
+        outputs, key = result.outputs, job.key
         if job.candidate not in gathered:
             shape = (count, n_samples, *outputs.shape[1:])
             gathered[job.candidate] = np.full(shape, np.nan, np.float32)

@@ -20,6 +20,7 @@ from asynckfold.jobs.reproducibility import Reproducibility
 from asynckfold.jobs.result import ENDED, Baseline, Result, counts_line, fingerprint
 from asynckfold.results import tables
 from asynckfold.results.candidates import Candidate, candidates, rank
+from asynckfold.results.nested import NestedScores, nested_scores
 from asynckfold.results.out_of_fold import (
     kept_problems,
     layers_of,
@@ -55,6 +56,25 @@ class RunScores:
     root_dir: Path
     error_score: float = float("nan")
     bit_identity: Reproducibility = field(default_factory=lambda: Reproducibility(()))
+    _whole: tuple[Plan, Mapping[str, Result]] | None = None
+
+    @property
+    def whole(self) -> tuple[Plan, Mapping[str, Result]]:
+        """Plan and results of all jobs; the others are without those of inner folds."""
+        return self._whole or (self.plan, self.results)
+
+    @cached_property
+    def nested(self) -> NestedScores | None:
+        """How well choosing a candidate does, by its inner folds; None without ``nested``.
+
+        Print it for a table. ``mean`` and ``std`` are of the outer scores, ``bias`` is
+        `best_score_` minus that mean; ``folds`` have the choices, ``inner_scores`` is a table of
+        the inner jobs.
+        """
+        if self._whole is None:
+            return None
+        best = self.best_score_ if self.has_best else math.nan
+        return nested_scores(*self._whole, self.error_score, best)
 
     @cached_property
     def candidates(self) -> list[Candidate]:
@@ -70,7 +90,7 @@ class RunScores:
 
     @cached_property
     def _times(self) -> dict[str, AgainstSerial]:
-        return against_serial(self.plan, self.results, self.seconds, self.baseline)
+        return against_serial(*self.whole, self.seconds, self.baseline)
 
     @property
     def cv_results_(self) -> dict[str, Any]:
@@ -110,8 +130,9 @@ class RunScores:
         ``print(results.verdict)`` prints it in words.
         """
         verdict = make_verdict(self._samples, self.plan.scoring[0], self.folds)
-        race = race_sentence(self.plan, self.results)
-        return replace(verdict, sentences=(*verdict.sentences, race)) if race else verdict
+        nested = "" if self.nested is None else self.nested.sentence
+        more = filter(None, [race_sentence(self.plan, self.results), nested])
+        return replace(verdict, sentences=(*verdict.sentences, *more))
 
     def compare(self) -> pd.DataFrame:
         """Return a pandas table of all pairs of candidates, compared fold by fold.
@@ -133,9 +154,10 @@ class RunScores:
     @property
     def counts(self) -> dict[str, int]:
         """Jobs by state: planned = done + failed + diverged + cancelled + pending."""
-        statuses = [result.status for result in self.results.values()]
+        plan, results = self.whole
+        statuses = [result.status for result in results.values()]
         ended = {status: statuses.count(status) for status in ENDED}
-        planned = len(self.plan.jobs)
+        planned = len(plan.jobs)
         return {"planned": planned, **ended, "pending": planned - sum(ended.values())}
 
     @property
@@ -154,13 +176,14 @@ class RunScores:
     @property
     def timing(self) -> Speedup:
         """Serial against packed wall time: what `speedup`, the tables and the report show."""
-        jobs = [job.id for job in self.plan.jobs]
-        return speedup_of(jobs, self.results, self.seconds, self.baseline)
+        plan, results = self.whole
+        jobs = [job.id for job in plan.jobs]
+        return speedup_of(jobs, results, self.seconds, self.baseline)
 
     @property
     def fingerprint(self) -> str:
         """One hash over all jobs' canonical results: equal hashes, equal bits."""
-        return fingerprint({name: item.digest for name, item in self.results.items()})
+        return fingerprint({name: item.digest for name, item in self.whole[1].items()})
 
     @property
     def classes_(self) -> npt.NDArray[Any] | None:

@@ -30,8 +30,7 @@ _OWN = re.compile(
 
 def job_folder(root: Path, job: Job) -> Path:
     """Return the folder of a job's checkpoints and log."""
-    repeat = [f"repeat-{job.repeat}"] if job.repeated else []
-    return root.joinpath(slug(job.model), slug(job.lr_schedule), *repeat, f"fold-{job.fold}")
+    return root.joinpath(slug(job.model), slug(job.lr_schedule), *job.place)
 
 
 def foreign_names(root: Path, jobs: Iterable[Job]) -> list[str]:

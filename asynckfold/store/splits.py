@@ -28,7 +28,7 @@ def write(root: Path, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> str:
     """Write the file and return its digest."""
     arrays: dict[str, npt.NDArray[Any]] = {"targets": np.asarray(targets)}
     for fold in folds:
-        name = f"repeat{fold.repeat}-fold{fold.index}"
+        name = _name(fold.key)
         arrays[f"{name}-train"] = fold.train
         arrays[f"{name}-valid"] = fold.valid
         if fold.inner_valid.size:
@@ -64,8 +64,9 @@ def read(root: Path, plan: Plan, digest: str | None) -> tuple[tuple[Fold, ...], 
         raise StoreCorruptError(f"{path} is damaged: it is not what was written{_AGAIN}")
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            keys = sorted({(job.repeat, job.fold) for job in plan.jobs})
-            folds = tuple(_fold(arrays, repeat, index) for repeat, index in keys)
+            # Inner folds come last.
+            keys = sorted({job.key for job in plan.jobs}, key=lambda key: (len(key), key))
+            folds = tuple(_fold(arrays, key) for key in keys)
             targets = arrays["targets"]
     except (*FAULTS, OSError, EOFError, zipfile.BadZipFile) as error:
         raise StoreCorruptError(f"{path} is damaged: {one_line(str(error))}") from error
@@ -74,8 +75,14 @@ def read(root: Path, plan: Plan, digest: str | None) -> tuple[tuple[Fold, ...], 
     return folds, targets
 
 
-def _fold(arrays: Any, repeat: int, index: int) -> Fold:
-    name = f"repeat{repeat}-fold{index}"
-    fold = Fold(repeat, index, arrays[f"{name}-train"], arrays[f"{name}-valid"])
+def _name(key: tuple[int, ...]) -> str:
+    words = ("repeat", "fold", "inner")
+    return "-".join(f"{word}{number}" for word, number in zip(words, key, strict=False))
+
+
+def _fold(arrays: Any, key: tuple[int, ...]) -> Fold:
+    name, (repeat, index, *inner_fold) = _name(key), key
+    train, valid = arrays[f"{name}-train"], arrays[f"{name}-valid"]
+    fold = Fold(repeat, index, train, valid, inner=next(iter(inner_fold), None))
     inner = f"{name}-inner-valid"
     return replace(fold, inner_valid=arrays[inner]) if inner in arrays else fold

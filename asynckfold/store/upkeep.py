@@ -99,6 +99,7 @@ def _summary(job: Job, result: Result) -> dict[str, Any]:
         **({"params": job.params} if job.params else {}),
         "repeat": job.repeat,
         "fold": job.fold,
+        **({} if job.inner is None else {"inner": job.inner}),
         "status": result.status,
         "error": result.error,
         "scores": {name: _finite(value) for name, value in result.scores.items()},

@@ -75,7 +75,7 @@ def held_out(outcome: CVResults, targets: Targets) -> Held:
         result, objective = outcome.results.get(job.id), outcome.plan.objective_of(job.model)
         if result is None or result.status != DONE or result.outputs is None:
             continue
-        outputs, rows, kind = result.outputs, valid[job.repeat, job.fold], objective.kind
+        outputs, rows, kind = result.outputs, valid[job.key], objective.kind
         many = outputs.ndim == 2 and outputs.shape[1] > 1
         fits = many if kind == MULTICLASS else outputs.size == len(rows)
         opaque = (TRANSFORMED,) if kind == MULTICLASS else (TRANSFORMED, UNKNOWN)

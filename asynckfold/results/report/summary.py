@@ -135,14 +135,14 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
     The run may be incomplete or still running; `results` spares reading them again.
     """
     outcome = read_results(store) if results is None else results
-    plan = outcome.plan
+    plan, by_job = outcome.whole
     _, targets = store.splits()
     held = held_out(outcome, targets)
     confusions = count_classes(outcome, targets, held)
     rows = candidate_rows(outcome, confusions)
     about = store.about
     ranked = [candidate for candidate, _ in by_rank(outcome)]
-    attempts = bars(store, outcome.results)
+    attempts = bars(store, by_job)
     is_on_gpus = any(bar.device != "cpu" for bar in attempts)
     return Summary(
         root=store.root.absolute().name,
@@ -151,7 +151,7 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
         counts=store.counts(),
         going=store.holder() is not None,
         candidates=rows,
-        fold_names=fold_names(plan),
+        fold_names=fold_names(outcome.plan),
         highest=rows[0].name if rows and rows[0].rank == 1 else None,
         verdict=outcome.verdict,
         class_names=class_names(plan, confusions),
@@ -161,7 +161,7 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
         use=uses(store.samples()),
         gpu_use=gpu_uses(store.gpu_samples()) if is_on_gpus else (),
         bars=attempts,
-        failures=failures(plan, outcome.results),
+        failures=failures(plan, by_job),
         events=event_log(store),
         facts=facts_of(plan, outcome),
         command=command(about),
@@ -179,13 +179,14 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
 
 def facts_of(plan: Plan, outcome: CVResults) -> dict[str, Any]:
     """Return what the plan says, in text that is safe to show."""
-    keys = {fold.key for fold in outcome.folds}
+    keys = {(fold.repeat, fold.index) for fold in outcome.folds}
     params = {item.name: getattr(plan.params, item.name) for item in fields(plan.params)}
     return {
         "models": tuple(dict.fromkeys(job.model for job in plan.jobs)),
         "lr_schedules": tuple(dict.fromkeys(job.lr_schedule for job in plan.jobs)),
         "folds": len({index for _, index in keys}),
         "repeats": len({repeat for repeat, _ in keys}),
+        **({"nested": plan.nested} if plan.nested else {}),
         "samples": outcome.n_samples,
         "classes": plan.classes,
         "targets": _targets(plan),
