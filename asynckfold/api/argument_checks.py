@@ -73,6 +73,7 @@ _CLASHES = (
     ),
     (("preprocess", "targets"), ("task",), "task='reconstruction' takes the input as the target"),
     (("plan_from",), ("threads_per_job",), "both say how many threads a job has"),
+    (("race",), ("part",), "a race compares candidates on folds that all of them have ended"),
     (("race",), ("plan_from",), "candidates that race have fusion groups of one fold"),
     (("nested",), ("race",), "a race chooses by the folds that score a nested choice"),
 )
@@ -109,6 +110,7 @@ def settings_problems(settings: Settings) -> Iterator[Problem]:
     """Yield all that is wrong with the arguments of `AsyncKFold`."""
     yield from problems(settings)
     yield from _fold_problems(settings)
+    yield from _part_problems(settings.part)
     if settings.criterion is not None or not settings.trains_itself:
         yield from _criterion_problems(settings.criterion)
     if isinstance(settings.sampler, str) and settings.sampler != "balanced":
@@ -174,6 +176,13 @@ def _fold_problems(settings: Settings) -> Iterator[Problem]:
                 "of them"
             )
             yield Problem(rule, repr(value), f"Pass {name}=5, or check the path.")
+
+
+def _part_problems(part: Any) -> Iterator[Problem]:
+    is_pair = isinstance(part, tuple) and [type(number) for number in part] == [int, int]
+    if part is not None and not (is_pair and 1 <= part[0] <= part[1]):
+        rule = "part must be the number of a part from 1, and of all parts"
+        yield Problem(rule, repr(part), "The first of eight is (1, 8), in a flag 1/8.")
 
 
 def _criterion_problems(criterion: Any) -> Iterator[Problem]:

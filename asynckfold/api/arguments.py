@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 import numpy as np
 
 from asynckfold.errors import InputError, Problem
-from asynckfold.jobs.argument import argument, number_or_file, plain, problems
+from asynckfold.jobs.argument import argument, number_or_file, part_of_text, plain, problems
 from asynckfold.jobs.criteria import NUMBERS, Criterion, criterion_of, is_factory
 from asynckfold.jobs.objective import RECONSTRUCTION, REGRESSION, Transform
 from asynckfold.jobs.schema import with_leaves
@@ -411,6 +411,10 @@ class Settings(MachineArguments, JobTrainer):
         Share of each training fold held out for early stopping, other callbacks and plateau
         schedules. It is stratified and grouped like the folds, or the latest samples under
         ``TimeSeriesSplit``, and equal for all candidates. Nothing is fitted on it.
+    part : tuple of int, optional
+        Which part of how many, ``(3, 8)``: only its jobs are trained, in a separate folder, and
+        no candidate is refitted, timed or reported. ``asynckfold slurm merge`` makes one run of all
+        parts. The machines of the parts should have equally many cores, or one `threads_per_job`.
     target_key : str, optional
         Key of the target, where the items of the data set are dicts. Default: ``"labels"`` or
         ``"target"``.
@@ -522,6 +526,9 @@ class Settings(MachineArguments, JobTrainer):
     fit_fn: Callable[[Any], Any] | None = argument(None, group="training")
     callbacks: Any = argument(None, group="training")
     inner_valid: float | None = argument(None, group="training", above=0, below=1)
+    part: tuple[int, int] | None = argument(
+        None, group="advanced", metavar="K/N", reads=part_of_text, none=""
+    )
     target_key: str | None = argument(None, group="data", spelled="", none="")
     collate_fn: Callable[[list[Any]], Any] | None = argument(None, group="data")
     sampler: Any = argument(None, group="training", metavar="balanced", reads=str)

@@ -75,8 +75,12 @@ def begin(call: Call) -> None:
         job.id: math.ceil(len(call.bundle.fold_of(job).train) / plan.batch_size)
         for job in plan.jobs
     }
-    call.display.begin(plan, requests, results, batches, _Publisher(store, outer_folds(call.folds)))
-    call.is_complete = len(results) == len(plan.jobs)
+    outside = plan.jobs_outside(settings.part)
+    shown = replace(plan, jobs=tuple(job for job in plan.jobs if job.id not in outside))
+    results = [item for item in results if item.job_id not in outside]
+    publish = _Publisher(store, outer_folds(call.folds))
+    call.display.begin(shown, requests, results, batches, publish)
+    call.is_complete = len(results) == len(shown.jobs)
 
 
 def _log(call: Call) -> None:
@@ -137,6 +141,7 @@ def training(call: Call, stop_reason: StopReason | None = None) -> Iterator[Swee
                 max_wait=make.max_wait,
                 yields=settings.yield_to_others,
                 race=race,
+                outside=plan.jobs_outside(settings.part),
             )
         achieved = packing_of(store.reader)
         if achieved is not None:

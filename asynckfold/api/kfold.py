@@ -185,8 +185,10 @@ class AsyncKFold:
 
     @_takes(Settings)
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
         refuse(settings.problems())
+        if settings.part is not None:
+            settings = replace(settings, refit=False, baseline=None, report=False)
+        self.settings = settings
 
     @checked("the call of an AsyncKFold")
     def __call__(

@@ -13,7 +13,7 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from asynckfold.cli.flags import flags, help_of, reading
+from asynckfold.cli.flags import flags, help_of, params_of_text, reading
 from asynckfold.cli.report import FIGURES
 from asynckfold.cli.run_folder import RUNS, stored_words
 from asynckfold.errors import InputError, Problem
@@ -127,6 +127,23 @@ VERBS = {
         flags=None,
         helps=_ROOT,
         without=("folds", "repeats", "stratify", "nested", "refit", "fold_column"),
+    ),
+    "slurm": VerbWords(
+        "train a run in parts by an array job of Slurm, and make one run of them",
+        "Each task trains a part in a folder below --root, which all machines share. A last job "
+        "merges the parts, whatever became of them; the same command continues those that are not "
+        "complete. `asynckfold slurm merge DIR` merges what is there.",
+        {
+            "words": _word("RUN-ARGUMENTS", "those of run, after --; or: merge DIR", nargs="*"),
+            "--tasks": _word("N", "tasks of the array job, each with a part", type=int),
+            "--slurm": _word(
+                "NAME=VALUE,...",
+                "parameters of submitit, and of sbatch, such as cpus_per_task=8,time=60",
+                type=params_of_text,
+            ),
+            "--cluster": _word("NAME", "that of submitit (default: slurm, or local)"),
+        },
+        flags=("root",),
     ),
     "plan": VerbWords(
         "print what a run would do and its expected seconds",

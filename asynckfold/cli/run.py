@@ -36,7 +36,7 @@ from asynckfold.system.signals import listening
 
 _NAMES = (
     *("models", "schedulers", "optimizer", "param", "scoring", "rank_by", "pos_label", "sampler"),
-    *("criterion", "target_transform", "max_memory", "min_free_memory"),
+    *("criterion", "target_transform", "part", "max_memory", "min_free_memory"),
 )
 """Flags whose texts are taken from the folder of a run, beside numbers, switches and words."""
 
@@ -81,13 +81,18 @@ def _run(parsed: argparse.Namespace, out: Output) -> int:
                 partial_report(root, out)
         return interrupt.exit_code
     code = print_results(root, out, with_report=with_report)
+    plan, ended = results.whole
+    outside = plan.jobs_outside(kfold.settings.part)
+    if outside:
+        code = int(any(item.is_failure for item in ended.values()))
     from asynckfold.api.refit import chosen
     from asynckfold.results.cv_results import refit_of
 
     refit = kfold.settings.refit
     wanted = chosen(results, refit) if refit else None
     is_refitted = wanted is None or refit_of(results, wanted.name) is not None
-    if not results.counts["pending"] and is_refitted:
+    left = {job.id for job in plan.jobs} - outside - ended.keys()
+    if not left and is_refitted:
         return code
     out.error(f"the time budget is over; {continue_with(parsed.line)}")
     return OUT_OF_TIME

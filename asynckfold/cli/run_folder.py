@@ -41,7 +41,7 @@ def own_folder(parsed: argparse.Namespace) -> Iterator[str]:
 
 def with_root(words: Sequence[str], root: str) -> list[str]:
     """Return the words of a command with another folder for its run."""
-    words = list(_without("--root", words))
+    words = list(without("--root", words))
     end = words.index("--") if "--" in words else len(words)
     return [*words[:end], "--root", root, *words[end:]]
 
@@ -97,10 +97,11 @@ def without_restart(words: Sequence[str]) -> Iterator[str]:
     >>> list(without_restart(["run", "--resume", "never", "-q", "--resume=never"]))
     ['run', '-q']
     """
-    yield from _without("--resume", words)
+    yield from without("--resume", words)
 
 
-def _without(flag: str, words: Sequence[str]) -> Iterator[str]:
+def without(flag: str, words: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a command without a flag and its value."""
     rest = iter(words)
     for word in rest:
         if word == flag:

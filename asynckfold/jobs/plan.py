@@ -206,6 +206,15 @@ class Plan:
         """Return the ids of a job's fusion group, or just its own."""
         return next((group for group in self.groups if job_id in group), (job_id,))
 
+    def jobs_outside(self, part: tuple[int, int] | None) -> frozenset[str]:
+        """Return the ids of the jobs of other parts: k of n, each of whole fusion groups."""
+        if part is None:
+            return frozenset()
+        number, count = part
+        units = dict.fromkeys(self.group_of(job.id) for job in self.jobs)
+        others = (unit for at, unit in enumerate(units) if at % count != number - 1)
+        return frozenset(itertools.chain.from_iterable(others))
+
     def is_channels_last(self, job: Job) -> bool:
         """Whether a job keeps images channels last in memory."""
         by_rule = self.params.memory_format == "auto"

@@ -12,6 +12,8 @@ from asynckfold.system.files import slug
 DATABASE = "run.db"
 LOCK = "run.lock"
 SPLITS = "splits.npz"
+PARTS = "parts"
+"""Holds one run for each part of a run that is trained in several."""
 REFIT = "refit"
 """Holds one run per candidate that was trained on all samples."""
 INITIAL = "initial"
@@ -22,7 +24,7 @@ FINAL = "final.safetensors"
 SUMMARY = "summary.json"
 
 _OWN = re.compile(
-    rf"(?:{DATABASE}(?:-journal|-wal|-shm)?|{LOCK}|{SPLITS}|oof|{REFIT}|{INITIAL}|report"
+    rf"(?:{DATABASE}(?:-journal|-wal|-shm)?|{LOCK}|{SPLITS}|oof|{PARTS}|{REFIT}|{INITIAL}|report"
     # What `DistributedTester` and `export` add to the folder of a run.
     r"|test\.json|confusion_matrix\.npy|train_data_\d+\.csv)(?:\.\d+\.tmp)?"
 )

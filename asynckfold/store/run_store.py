@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import time
@@ -303,6 +304,43 @@ class RunStore(Closing):
         self.flush()
         return result
 
+    def take_over(self, part: RunReader) -> tuple[float, float]:
+        """Record what another folder holds of the jobs of this run that have no result yet.
+
+        Returns how many seconds that took there, and how many of them count as the packed run's.
+        """
+        known, ended = self.reader.finished(), part.results()
+        new = {name: result for name, result in ended.items() if name not in known}
+        attempts = [item for item in part.attempts() if item.job_id in new]
+        if not attempts:
+            return 0.0, 0.0
+        # What ended before an earlier merge counts there.
+        begin = attempts[0].started if len(new) < len(ended) else 0.0
+        later, sessions = self._offset - begin, part.sessions()
+        for job in part.plan.jobs:
+            if job.id in new:
+                upkeep.take_files(job_folder(part.root, job), job_folder(self.root, job))
+        for item in attempts:
+            changes = tuple((at + later, cores) for at, cores in item.changes)
+            moved = replace(item, session=self._session, changes=changes, node=part.root.name)
+            end = None if item.ended is None else item.ended + later
+            _write_attempt(self, replace(moved, started=item.started + later, ended=end))
+        for result in new.values():
+            started, end = result.started + later, result.ended + later
+            shifted = replace(result, started=started, ended=end)
+            self._ended.append(_write_result(self, shifted))
+            for ref in part.checkpoints(result.job_id):
+                self.file.write("checkpoints", *astuple(ref))
+        for name, epoch in part.epochs():
+            if name in new:
+                self.epoch(name, new[name].attempt, epoch)
+        said = {(event.job_id, event.text) for event in self.reader.events()}
+        for event in part.events():
+            if event.job_id in {None, *new} and (event.job_id, event.text) not in said:
+                self.event(event.kind, event.text, event.job_id)
+        seconds = sessions[-1].end - begin
+        return seconds, min(seconds, math.fsum(item.packed_seconds for item in sessions))
+
     def checkpoint(self, ref: CheckpointRef) -> list[str]:
         """Record a checkpoint; return older files of the same job, all but the two newest."""
         self.file.write("checkpoints", *astuple(ref))
@@ -353,6 +391,12 @@ class RunStore(Closing):
         if already is None:
             self.flush()
         self._packed_since = None if already is None else self.now() - already
+
+    def last(self, seconds: float, packed: float) -> None:
+        """Let this session last at least so long, with so many seconds as the packed run's."""
+        self._clock = min(self._clock, time.monotonic() - seconds)
+        self.packing(packed)
+        self.packing(None)
 
     @contextmanager
     def together(self, *, at_once: bool = True) -> Iterator[None]:

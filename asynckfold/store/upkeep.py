@@ -24,7 +24,9 @@ from asynckfold.store.layout import (
 )
 from asynckfold.system.files import (
     TEMPORARY,
+    is_plain,
     make_folder,
+    read_plain,
     remove,
     settle,
     storage_errors,
@@ -118,6 +120,13 @@ def _summary(job: Job, result: Result) -> dict[str, Any]:
 
 def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
+
+
+def take_files(source: Path, target: Path) -> None:
+    """Copy what lies in the folder of a job into that of the same job in another run."""
+    for path in sorted(source.iterdir()):
+        if path.name != SUMMARY and is_plain(path) and not TEMPORARY.fullmatch(path.name):
+            write_whole(target / path.name, read_plain(path))
 
 
 # resume="never"

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import chain, repeat
@@ -94,6 +94,8 @@ class Sweep:
         Whether running jobs leave cores that other processes start to use.
     race : Race, optional
         Leaves out jobs of candidates that can no longer win.
+    outside : collection of str
+        Ids of jobs that are left to others.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Sweep:
         max_wait: float | None = None,
         yields: bool = False,
         race: Race | None = None,
+        outside: Collection[str] = (),
     ) -> None:
         self._yields = yields
         self._patience = Patience(max_wait)
@@ -120,7 +123,7 @@ class Sweep:
         self._clock = clock
         self._pending = PendingJobs(
             store.reader.plan,
-            store.reader.finished(),
+            {*store.reader.finished(), *outside},
             requests,
             clock,
             # Else jobs that start together would be recorded as parallel.

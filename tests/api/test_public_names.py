@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import asynckfold
+from tests.house import tomllib
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,6 +22,8 @@ PACKAGES = {
     "sklearn": "scikit-learn",
 }
 """Import names that differ from the package's."""
+
+EXTRAS = ("ray", "skorch", "mlflow", "optuna", "slurm")
 
 
 def test_all_is_sorted_and_importable() -> None:
@@ -65,11 +68,11 @@ def imported_by(path: Path) -> Iterator[str]:
 
 
 def test_libraries_are_imported_as_far_as_they_are_declared() -> None:
-    required = metadata.requires("asynckfold") or []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    always = {re.split(r"[ <>=;\[]", item)[0] for item in project["dependencies"]}
     # Libraries with an integration are extras.
-    extra = re.compile(r"extra == .(ray|skorch|mlflow|optuna)\b")
-    always = {re.split(r"[ <>=;\[]", item)[0] for item in required if "extra ==" not in item}
-    declared = always | {re.split(r"[ <>=;\[]", item)[0] for item in required if extra.search(item)}
+    more = [project["optional-dependencies"][name][0] for name in EXTRAS]
+    declared = always | {re.split(r"[ <>=;\[]", item)[0] for item in more}
     names = {name for path in (ROOT / "asynckfold").rglob("*.py") for name in imported_by(path)}
     # IPython is the host's: used where it runs this process.
     foreign = names - set(sys.stdlib_module_names) - {"asynckfold", "IPython"}
