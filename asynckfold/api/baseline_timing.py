@@ -24,7 +24,8 @@ def time_serial_loop(call: Call) -> None:
     # Only finished jobs count as work of the packed run.
     finished = store.reader.finished()
     done = tuple(job for job in bundle.plan.jobs if finished.get(job.id) == DONE)
-    if wanted is None or not done or (known and _suffices(known, wanted, done)):
+    is_part = len(store.plan.jobs) < len(bundle.plan.jobs)
+    if wanted is None or is_part or not done or (known and _suffices(known, wanted, done)):
         return
     work = replace(bundle.plan, jobs=done)
     ordinary = replace(bundle, plan=work, ordinary=call.data.ordinary())

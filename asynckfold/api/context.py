@@ -144,7 +144,12 @@ def make_draft(call: Call) -> Plan:
     largest = max(len(fold.train) for fold in folds)
     refuse(race_problems(settings, len(recipe.candidates), len(folds)))
     return Plan(
-        jobs_of(recipe.candidates, folds, settings.random_state),
+        jobs_of(
+            recipe.candidates,
+            folds,
+            settings.random_state,
+            () if call.stored is None else call.stored.jobs,
+        ),
         call.params,
         largest if settings.batch_size == "full" else settings.batch_size,
         settings.threads or 1,

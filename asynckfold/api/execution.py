@@ -68,7 +68,8 @@ def begin(call: Call) -> None:
     plan = store.reader.plan
     call.bundle = replace(call.bundle, plan=plan, accumulators=accumulators(call, plan))
     requests = workload.requests(call.choice, call.work, call.groups.groups)
-    call.requests, results = requests, list(store.reader.results().values())
+    call.requests, known, plan = requests, store.reader.results(), store.plan
+    results = [known[job.id] for job in plan.jobs if job.id in known]
     call.display.doing("")
     # A few samples may be left out.
     batches = {

@@ -7,7 +7,7 @@ import functools
 import inspect
 import io
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -27,6 +27,7 @@ from asynckfold.errors import (
     AllJobsFailedError,
     InterruptedRunError,
     JobFailedError,
+    PlanMismatchError,
     RefitFailedError,
     SignatureError,
     nearest,
@@ -272,6 +273,7 @@ class AsyncKFold:
         """Read what was recorded, judge failures, and refit the best candidate if asked for."""
         settings = self.settings
         stored = load_results(call.run.reader, settings.error_value)
+        stored = _view(stored, call.recipe.candidates)
         results = with_models(stored, settings, call.recipe, call.samples)
         write_out_of_fold(results)
         self._judge(results, call.display)
@@ -296,14 +298,21 @@ class AsyncKFold:
         model, schedule = base_of(best.model), base_of(best.lr_schedule)
         epochs = chosen_epochs(self.settings, results, best)
         alone.settings = on_all_samples(self.settings, best, budget, epochs)
+        train = functools.partial(
+            alone,
+            {model: parts.models[model]},
+            {schedule: parts.lr_schedules[schedule]},
+            parts.opt_fn,
+            call.trainer_params,
+            params=call.grid.params_for(values_of(best.model, best.lr_schedule)),
+        )
         try:
-            refitted = alone(
-                {model: parts.models[model]},
-                {schedule: parts.lr_schedules[schedule]},
-                parts.opt_fn,
-                call.trainer_params,
-                params=call.grid.params_for(values_of(best.model, best.lr_schedule)),
-            )
+            try:
+                refitted = train()
+            except PlanMismatchError:
+                # Of folds that grew, callbacks may choose other epochs.
+                alone.settings = replace(alone.settings, resume="never")
+                refitted = train()
         except InterruptedRunError as interrupt:
             # Out of time before there was a plan: the results of the folds stay.
             if interrupt.exit_code != OUT_OF_TIME:
@@ -400,6 +409,17 @@ class AsyncKFold:
 
 
 AsyncKFold.__doc__ = with_parameters(AsyncKFold.__doc__, Settings)
+
+
+def _view(results: CVResults, candidates: Sequence[tuple[str, str]]) -> CVResults:
+    """Return the results of these candidates, of a run that may have more."""
+    jobs = [job for job in results.plan.jobs if (job.model, job.lr_schedule) in {*candidates}]
+    if len(jobs) == len(results.plan.jobs):
+        return results
+    plan = results.plan.view(replace(results.plan, jobs=tuple(jobs)))
+    known = {job.id: results.results[job.id] for job in jobs if job.id in results.results}
+    # A serial baseline is one of the whole run.
+    return replace(results, plan=plan, results=known, baseline=None)
 
 
 def failure_lines(results: CVResults) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -336,18 +336,22 @@ class Plan:
         mine = self.recipe.get("code", {})
         return changes.changes(mine, changes.common(mine, other.recipe.get("code", {})))
 
-    def obstacle(self, other: Plan, free: Collection[str] = ()) -> str | None:
+    def obstacle(
+        self, other: Plan, free: Collection[str] = (), folds: Sequence[Fold] = ()
+    ) -> str | None:
         """Name the first thing for which `other` is no continuation of this plan, or None.
 
-        A continuation may hold further candidates, unless they race; whatever the results of this
-        plan's jobs depend on is the same.
+        A continuation may hold further candidates and repeats, or fewer candidates, unless they
+        race; whatever the results of the jobs of both depend on is the same.
 
         Parameters
         ----------
         other : Plan
-            The same or a greater one.
+            The plan of a later call.
         free : collection of str
             Fields that may differ.
+        folds : sequence of Fold, optional
+            The folds of `other`, if they may be more repeats.
 
         Examples
         --------
@@ -358,39 +362,59 @@ class Plan:
         >>> plan = Plan(one, TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
         >>> plan.obstacle(replace(plan, jobs=two))
         >>> replace(plan, jobs=two).obstacle(plan)
-        'models: B, A there, A here'
+        >>> plan.obstacle(replace(plan, jobs=two[:1]))
+        'models: A there, B here'
         """
         if self.nested != other.nested:
             return f"nested: {self.nested or None} there, {other.nested or None} here"
+        mine, theirs = set(self.jobs), set(other.jobs)
         is_other = self.race is not None and len(self.jobs) != len(other.jobs)
-        if is_other or not set(self.jobs) <= set(other.jobs):
+        is_view = theirs < mine and set(self.fold_keys) == set(other.fold_keys)
+        if is_other or not (mine <= theirs or is_view):
             return self.first_difference(other)
-        mine = {job.id for job in self.jobs}
-        candidates = {job.candidate for job in self.jobs}
-        common = replace(
-            other,
-            jobs=self.jobs,
+        there, here = (len({fold for _, fold in plan.fold_keys}) for plan in (self, other))
+        if there != here:
+            return f"folds: {there} there, {here} here"
+        if len(keys := self.fold_keys) < len(other.fold_keys) and folds:
+            kept = folds_fingerprint([fold for fold in folds if fold.key in keys])
+            other = replace(other, folds=kept)
+        before = self.view(other) if is_view else self
+        common = other if is_view else other.part(self)
+        common = replace(common, **{name: getattr(before, name) for name in free})
+        return before.first_difference(common)
+
+    def part(self, smaller: Plan) -> Plan:
+        """Return what this plan says of the jobs of a smaller one."""
+        mine = {job.id for job in smaller.jobs}
+        models = {job.model for job in smaller.jobs}
+        candidates = {job.candidate for job in smaller.jobs}
+        plan = replace(
+            self,
+            jobs=smaller.jobs,
             recipe={
-                name: _common(name, self.recipe.get(name, {}), value)
-                for name, value in other.recipe.items()
+                name: _common(name, smaller.recipe.get(name, {}), value)
+                for name, value in self.recipe.items()
             },
-            groups=tuple(group for group in other.groups if mine.intersection(group)),
-            channels_last=tuple(
-                model for model in other.channels_last if model in {job.model for job in self.jobs}
-            ),
-            reacting=tuple(name for name in other.reacting if name in candidates),
+            groups=tuple(group for group in self.groups if mine.intersection(group)),
+            channels_last=tuple(model for model in self.channels_last if model in models),
+            reacting=tuple(name for name in self.reacting if name in candidates),
         ).with_threads(
-            {job.model: other.threads_of(job.model) for job in self.jobs},
-            {name: count for name, count in other.last_threads.items() if name in mine},
+            {model: self.threads_of(model) for model in models},
+            {name: count for name, count in self.last_threads.items() if name in mine},
         )
-        kinds = {job.candidate: other.device_of(job.candidate) for job in self.jobs}
-        common = common.with_devices(kinds)
-        if common.objective is not None:
-            known = {job.model for job in self.jobs}
-            common = common.with_objective(common.objective.of_models(known))
-        return self.first_difference(
-            replace(common, **{name: getattr(self, name) for name in free})
-        )
+        plan = plan.with_devices({name: self.device_of(name) for name in candidates})
+        if plan.objective is not None:
+            plan = plan.with_objective(plan.objective.of_models(models))
+        return plan
+
+    def view(self, smaller: Plan) -> Plan:
+        """Return the part of this plan that a call of fewer candidates trains and shows.
+
+        Jobs whose groups reach beyond it have no group in it.
+        """
+        names = {job.id for job in smaller.jobs}
+        groups = tuple(group for group in self.groups if names.issuperset(group))
+        return replace(self.part(smaller), groups=groups)
 
 
 @lru_cache(maxsize=4)
@@ -476,10 +500,17 @@ def make_jobs(
 
 
 def jobs_of(
-    pairs: Sequence[tuple[str, str]], folds: Sequence[Fold], random_state: int
+    pairs: Sequence[tuple[str, str]],
+    folds: Sequence[Fold],
+    random_state: int,
+    stored: Iterable[Job] = (),
 ) -> tuple[Job, ...]:
-    """Return folds × candidates, which are pairs of model and LR schedule."""
+    """Return folds × candidates, which are pairs of model and LR schedule.
+
+    Repeats that `stored` jobs have keep their form of the id: a run may begin with one.
+    """
     repeated = any(fold.repeat for fold in folds)
+    known = {job.repeat: job.repeated for job in stored}
     return tuple(
         Job(
             model,
@@ -487,7 +518,7 @@ def jobs_of(
             fold.repeat,
             fold.index,
             job_seed(random_state, *fold.key),
-            repeated,
+            known.get(fold.repeat, repeated),
             fold.inner,
         )
         for model, lr_schedule in pairs

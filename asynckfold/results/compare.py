@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from asynckfold.errors import InputError
 from asynckfold.jobs import reproducibility
+from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import Reproducibility
-from asynckfold.jobs.result import Result
+from asynckfold.jobs.result import Result, fingerprint
 from asynckfold.results.candidates import Candidate, candidates, rank
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.statistics import (
@@ -41,10 +42,10 @@ class Comparison:
 
 def compare_runs(first: RunReader, second: RunReader) -> Comparison:
     """Compare the weights, outputs and metrics of two runs, complete or not; no time, no place."""
-    plan = first.plan.first_difference(second.plan) or ""
-    mine, theirs = first.results(), second.results()
+    (one, mine), (other, theirs) = _uniform(first), _uniform(second)
+    plan = one.first_difference(other) or ""
     software = first.software(), second.software()
-    names = dict.fromkeys(job.id for store in (first, second) for job in store.plan.jobs)
+    names = dict.fromkeys(job.id for each in (one, other) for job in each.jobs)
     differences = [
         difference
         for name in names
@@ -57,13 +58,33 @@ def compare_runs(first: RunReader, second: RunReader) -> Comparison:
         differences[0] if differences else "",
         len(names) - len(differences) - sum(n not in mine and n not in theirs for n in names),
         len(names),
-        (first.fingerprint(), second.fingerprint()),
+        (_fingerprint(mine), _fingerprint(theirs)),
         reproducibility.differences(*(next(iter(item), {}) for item in software)),
         (
             reproducibility.reproducibility_of(first.plan, software[0]),
             reproducibility.reproducibility_of(second.plan, software[1]),
         ),
     )
+
+
+def _uniform(store: RunReader) -> tuple[Plan, dict[str, Result]]:
+    """Return plan and results; where repeats were added, by the ids of a run that began so."""
+    plan, results = store.plan, store.results()
+    if len({job.repeated for job in plan.jobs}) == 1:
+        return plan, results
+    jobs = tuple(replace(job, repeated=True) for job in plan.jobs)
+    ids = {old.id: new.id for old, new in zip(plan.jobs, jobs, strict=True)}
+    plan = replace(
+        plan,
+        jobs=jobs,
+        groups=tuple(tuple(map(ids.__getitem__, group)) for group in plan.groups),
+        last_threads={ids[name]: count for name, count in plan.last_threads.items()},
+    )
+    return plan, {ids[name]: replace(item, job_id=ids[name]) for name, item in results.items()}
+
+
+def _fingerprint(results: Mapping[str, Result]) -> str:
+    return fingerprint({name: item.digest for name, item in results.items()})
 
 
 def _difference(name: str, one: Result | None, other: Result | None) -> str:

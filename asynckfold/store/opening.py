@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from asynckfold.errors import (
@@ -20,6 +20,7 @@ from asynckfold.errors import (
     refuse,
 )
 from asynckfold.jobs.digests.changes import WEIGHTS
+from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
 from asynckfold.store.database import (
     BUSY,
@@ -82,17 +83,25 @@ def open_run(
     return read_run(root, unread)
 
 
-def refuse_other(root: Path, stored: Plan, plan: Plan, free: Collection[str] = ()) -> None:
-    """Refuse a plan that does not continue the stored one.
+def refuse_other(
+    root: Path, stored: Plan, plan: Plan, folds: Sequence[Fold], free: Collection[str] = ()
+) -> None:
+    """Refuse a plan, of these folds, that does not continue the stored one.
 
     Raises
     ------
     PlanMismatchError
         Names the first difference.
     """
-    difference = stored.obstacle(plan, free)
+    difference = stored.obstacle(plan, free, folds)
     if not difference:
         return
+    rule = f"{root} holds a run with another plan, and the plan of a run cannot change"
+    if difference.startswith("folds: "):
+        rule = (
+            f"{root} holds a run with another plan, and another number of folds divides the "
+            "samples anew, so no result carries over"
+        )
     remedy = (
         "Use another folder, the same arguments and code to continue that run, or resume='never' "
         "to train everything again: the old folder is kept under another name."
@@ -110,7 +119,6 @@ def refuse_other(root: Path, stored: Plan, plan: Plan, free: Collection[str] = (
             " A model passed as an instance has different weights in each process, unless "
             "torch.manual_seed is called before it is created: or pass its class."
         )
-    rule = f"{root} holds a run with another plan, and the plan of a run cannot change"
     raise PlanMismatchError([Problem(rule, difference, remedy)])
 
 

@@ -13,6 +13,7 @@ from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from asynckfold.errors import InputError
 from asynckfold.jobs.decoding import encoded
 from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.placement import Wait
@@ -61,12 +62,15 @@ class RunStore(Closing):
         Reads what was recorded, including what is not committed yet.
     session_software : dict of str to str
         What this session trains with.
+    plan : Plan
+        The plan of this session: that of the run, or a part of its candidates.
     """
 
     root: Path
     file: RunFile
     reader: RunReader
     session_software: dict[str, str] = field(default_factory=dict)
+    plan: Plan = field(init=False)
     _session: int = 0
     _started: str = ""
     _offset: float = 0.0
@@ -134,10 +138,11 @@ class RunStore(Closing):
     ) -> None:
         """Start a session: write the plan, or check that it continues that of the folder.
 
-        A plan may add candidates to the stored one; existing results are kept. Attempts of a
-        killed session are marked lost. Failed jobs become pending, so that the same command
-        retries them after a repair. Damaged checkpoints of unfinished jobs are set aside, with an
-        event, and files that a crash left behind are removed.
+        A plan may add candidates and repeats to the stored one; existing results are kept. One of
+        fewer candidates leaves the stored one as it is. Attempts of a killed session are marked
+        lost. Failed jobs become pending, so that the same command retries them after a repair.
+        Damaged checkpoints of unfinished jobs are set aside, with an event, and files that a crash
+        left behind are removed.
 
         Parameters
         ----------
@@ -162,14 +167,27 @@ class RunStore(Closing):
         from asynckfold.store import splits
 
         file, text = self.file, plan.to_json()
-        stored = file.meta("plan")
+        stored, is_grown = file.meta("plan"), False
         if stored is not None:
-            refuse_other(self.root, Plan.from_json(stored), plan, free)
+            before = Plan.from_json(stored)
+            refuse_other(self.root, before, plan, folds, free)
+            is_grown = len(before.fold_keys) < len(plan.fold_keys)
+            if len(plan.jobs) < len(before.jobs):
+                plan, text = before.view(plan), stored
+                _refuse_torn_groups(self.reader, before, plan)
+        self.plan = plan
         is_lost = stored is not None and not splits.is_whole(self.root, file.meta("splits"))
         if is_lost or stored != text:
             # Written again for a run that goes on: its plan has the fingerprint of the folds.
-            is_needed = is_lost or stored is None
-            digest = splits.write(self.root, folds, targets) if is_needed else None
+            digest = None
+            if is_lost or is_grown or stored is None:
+                content, digest = splits.packed(folds, targets)
+                if is_grown:
+                    # After a kill between the file and the plan, either plan finds its folds.
+                    with file.transaction():
+                        file.put("splits", f"{file.meta('splits')} {digest}")
+                    upkeep.remove_out_of_fold(self.root)
+                splits.write(self.root, content)
             with file.transaction():
                 if digest is not None:
                     file.put("splits", digest)
@@ -181,11 +199,11 @@ class RunStore(Closing):
         with file.transaction():
             _end_open_attempts(self, "lost", None)
             # What was left out of a race may depend on a job that failed.
-            file.execute(
-                "DELETE FROM results WHERE status NOT IN (?, 'diverged') "
-                "AND EXISTS (SELECT 1 FROM results WHERE status = 'failed')",
-                (DONE,),
-            )
+            ended = self.reader.finished()
+            if FAILED in ended.values():
+                for job in plan.jobs:
+                    if ended.get(job.id) in (FAILED, CANCELLED):
+                        file.execute("DELETE FROM results WHERE job_id = ?", (job.id,))
             file.execute("DELETE FROM outputs WHERE job_id NOT IN (SELECT job_id FROM results)")
             file.execute("DELETE FROM meta WHERE key = 'waiting'")
             ((count, seconds),) = file.rows(
@@ -194,7 +212,7 @@ class RunStore(Closing):
             self._started, self._offset, self._packed = now_text(), float(seconds), 0.0
             self._session, self._clock = int(count) + 1, time.monotonic()
             _write_session(self)
-        self._jobs = job_by_id(plan)
+        self._jobs = job_by_id(self.reader.plan)
         upkeep.make_job_folders(self.root, plan.jobs)
         _set_aside_damage(self)
         if is_lost:
@@ -202,8 +220,8 @@ class RunStore(Closing):
         self.flush()
         _remove_leftovers(self)
         # Those that a crash left out.
-        ended = [self._jobs[name] for name in self.reader.finished()]
-        if missing := [job for job in ended if not is_plain(job_folder(self.root, job) / SUMMARY)]:
+        done = [self._jobs[name] for name in self.reader.finished()]
+        if missing := [job for job in done if not is_plain(job_folder(self.root, job) / SUMMARY)]:
             results = self.reader.results()
             self._ended = [results[job.id] for job in missing]
             _write_summaries(self)
@@ -424,6 +442,20 @@ class RunStore(Closing):
             _write_session(self)
         self.file.commit()
         _write_summaries(self)
+
+
+def _refuse_torn_groups(reader: RunReader, plan: Plan, view: Plan) -> None:
+    """Refuse a view with jobs to train whose fusion group reaches beyond it."""
+    ended, names = reader.finished(), {job.id for job in view.jobs}
+    for group in plan.groups:
+        left = [name for name in group if ended.get(name, FAILED) == FAILED]
+        others = sorted({job.candidate for job in plan.jobs if job.id in {*group} - names})
+        if others and names.intersection(left):
+            raise InputError.one(
+                "jobs without a result must be trained with the others of their fusion group",
+                f"{left[0]}, in a group with jobs of {', '.join(others)}",
+                "Pass these candidates, too, or all of the run.",
+            )
 
 
 def log_line(root: Path, kind: str, text: str) -> None:

@@ -24,8 +24,8 @@ from asynckfold.system.plain_text import one_line
 _AGAIN = ". The call or command that began the run writes it again"
 
 
-def write(root: Path, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> str:
-    """Write the file and return its digest."""
+def packed(folds: Sequence[Fold], targets: npt.NDArray[Any]) -> tuple[bytes, str]:
+    """Return the content of the file and its digest."""
     arrays: dict[str, npt.NDArray[Any]] = {"targets": np.asarray(targets)}
     for fold in folds:
         name = _name(fold.key)
@@ -35,19 +35,23 @@ def write(root: Path, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> str:
             arrays[f"{name}-inner-valid"] = fold.inner_valid
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    write_whole(root / SPLITS, buffer.getvalue())
-    return hashlib.sha256(buffer.getvalue()).hexdigest()
+    return buffer.getvalue(), hashlib.sha256(buffer.getvalue()).hexdigest()
 
 
-def is_whole(root: Path, digest: str | None) -> bool:
-    """Whether the file is the one that was written."""
+def write(root: Path, content: bytes) -> None:
+    """Write the file."""
+    write_whole(root / SPLITS, content)
+
+
+def is_whole(root: Path, digests: str | None) -> bool:
+    """Whether the file is one that was written: two `digests` while one replaces the other."""
     try:
-        return hashlib.sha256(read_plain(root / SPLITS)).hexdigest() == digest
+        return hashlib.sha256(read_plain(root / SPLITS)).hexdigest() in (digests or "").split()
     except OSError:
         return False
 
 
-def read(root: Path, plan: Plan, digest: str | None) -> tuple[tuple[Fold, ...], npt.NDArray[Any]]:
+def read(root: Path, plan: Plan, digests: str | None) -> tuple[tuple[Fold, ...], npt.NDArray[Any]]:
     """Return the folds of a plan and the targets.
 
     Raises
@@ -60,7 +64,7 @@ def read(root: Path, plan: Plan, digest: str | None) -> tuple[tuple[Fold, ...], 
         data = read_plain(path)
     except OSError as error:
         raise StoreCorruptError(f"{path} cannot be read: {error.strerror}{_AGAIN}") from error
-    if hashlib.sha256(data).hexdigest() != digest:
+    if hashlib.sha256(data).hexdigest() not in (digests or "").split():
         raise StoreCorruptError(f"{path} is damaged: it is not what was written{_AGAIN}")
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:

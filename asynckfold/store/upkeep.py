@@ -81,6 +81,12 @@ def clear_up(root: Path, jobs: Iterable[Job], recorded: Mapping[str, Iterable[st
             remove(path)
 
 
+def remove_out_of_fold(root: Path) -> None:
+    """Remove the files of out-of-fold outputs; the end of a call writes them again."""
+    if not (root / "oof").is_symlink():
+        settle(root / "oof", re.compile(r".+\.npz"), {})
+
+
 # summary.json: what one would look up or grep; nothing reads it back
 
 

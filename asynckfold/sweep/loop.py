@@ -122,7 +122,7 @@ class Sweep:
         self._signals = signals or Interruption()
         self._clock = clock
         self._pending = PendingJobs(
-            store.reader.plan,
+            store.plan,
             {*store.reader.finished(), *outside},
             requests,
             clock,
