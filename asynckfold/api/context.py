@@ -95,8 +95,17 @@ class Call:
     def plan(self) -> Plan:
         """The plan to write, with all decisions."""
         before = {} if self.stored is None else self.stored.recipe.get("code", {})
-        recipe = self.facts.recipe | {"code": changes.kept(before, self.digest.parts)}
-        plan = replace(self.work.plan, recipe=recipe, groups=self.groups.groups)
+        code, scoring = changes.kept(before, self.digest.parts), self.work.plan.scoring
+        if self.stored is not None:
+            # The scores of a run stay.
+            code = {name: before[name] for name in changes.scores(before, but=scoring)} | code
+            scoring = tuple(dict.fromkeys([*scoring, *self.stored.scoring]))
+        plan = replace(
+            self.work.plan,
+            scoring=scoring,
+            recipe=self.facts.recipe | {"code": code},
+            groups=self.groups.groups,
+        )
         return plan.with_threads(self.choice.threads, self.choice.last_threads)
 
     @contextmanager

@@ -17,18 +17,20 @@ import numpy as np
 from asynckfold.api.context import Call, interrupted
 from asynckfold.api.progress import SweepProgress
 from asynckfold.api.score_checks import accumulators
-from asynckfold.errors import StorageError
+from asynckfold.errors import InputError, StorageError
+from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.folds import Fold, outer_folds
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.reproducibility import THREADS
 from asynckfold.jobs.result import DONE, FAILED, Result, job_by_id
+from asynckfold.jobs.trainer_params import SEVERAL
 from asynckfold.planning import workload
 from asynckfold.planning.feasibility import why_not_kept
 from asynckfold.results.candidates import candidates
 from asynckfold.results.scoring import Score, resolve
 from asynckfold.results.utilization import packing_of
 from asynckfold.results.verdict import make_verdict
-from asynckfold.store import Interim, RunStore
+from asynckfold.store import Interim, RunStore, refuse_other
 from asynckfold.sweep.attempts import Finish
 from asynckfold.sweep.loop import Sweep
 
@@ -57,16 +59,32 @@ def begin(call: Call) -> None:
         **settings.about,
         "decision": call.choice,
     }
-    store.begin(call.plan, call.folds, call.data.targets, about, free=settings.free)
+    longer = store.begin(
+        call.plan,
+        call.folds,
+        call.data.targets,
+        about,
+        free=settings.free,
+        steady=_steady(call),
+        rescored=_rescored(call),
+    )
     save_initial_weights(store.root, call.recipe)
     if earlier is not None:
         note = f"the earlier run in {store.root} is kept as {earlier}"
         store.event("plan", note)
         call.display.note(note)
+    if longer:
+        store.event("plan", longer)
+        call.display.note(longer)
     _log(call)
     _fail_refused(call)
     plan = store.reader.plan
-    call.bundle = replace(call.bundle, plan=plan, accumulators=accumulators(call, plan))
+    call.bundle = replace(
+        call.bundle,
+        plan=plan,
+        accumulators=accumulators(call, plan),
+        earlier=store.reader.earlier_plans,
+    )
     requests = workload.requests(call.choice, call.work, call.groups.groups)
     call.requests, known, plan = requests, store.reader.results(), store.plan
     results = [known[job.id] for job in plan.jobs if job.id in known]
@@ -82,6 +100,68 @@ def begin(call: Call) -> None:
     publish = _Publisher(store, outer_folds(call.folds))
     call.display.begin(shown, requests, results, batches, publish)
     call.is_complete = len(results) == len(shown.jobs)
+
+
+def _rescored(call: Call) -> list[Result]:
+    """Return the results of a run with the scores that the call adds.
+
+    Raises
+    ------
+    InputError
+        They cannot be computed, or the call lacks scores of the run that jobs are to have.
+    """
+    stored, here, store = call.stored, call.work.plan, call.run
+    if stored is None or {*stored.scoring} == {*here.scoring}:
+        return []
+    refuse_other(store.root, stored, call.plan, call.folds, call.settings.free)
+    added = [name for name in here.scoring if name not in stored.scoring]
+    lacking = ", ".join(name for name in stored.scoring if name not in here.scoring)
+    ended = store.reader.finished()
+    is_longer = here.params.epochs > stored.params.epochs
+    if lacking and (is_longer or any(ended.get(job.id, FAILED) == FAILED for job in here.jobs)):
+        rule = "jobs that are trained must have the scores that the run has"
+        remedy = f"Pass these in scoring, too: {', '.join(stored.scoring)}."
+        raise InputError.one(rule, f"scoring without {lacking}", remedy)
+    score, rescored = _Scorer(call), list[Result]()
+    for result in store.reader.results().values() if added else ():
+        if result.status != DONE:
+            continue
+        scored = score(result)
+        if scored.status == FAILED:
+            is_kept = result.outputs is not None
+            rule = "scores that are added to a run are computed from its out-of-fold outputs"
+            received = f"{', '.join(added)}, and of {result.job_id} " + (
+                scored.error if is_kept else "no outputs were kept"
+            )
+            remedy = "Use another folder or resume='never', which train again" + (
+                "." if is_kept else ", with a greater keep_outputs_gib."
+            )
+            raise InputError.one(rule, received, remedy)
+        rescored.append(replace(result, scores={**result.scores, **scored.scores}))
+    return rescored
+
+
+def _steady(call: Call) -> set[str]:
+    """Return the candidates whose training does not depend on how many epochs are planned."""
+    from asynckfold.training.callbacks import BestWeights, EarlyStopping, GradientNorm
+
+    settings, recipe = call.settings, call.recipe
+    known = (BestWeights, EarlyStopping, GradientNorm)
+    is_ours = all(isinstance(item, known) for item in settings.called_back)
+    codes = (recipe.fit_fn, recipe.training_step, recipe.validation_step)
+    if call.stored is None or not is_ours or any(codes) or call.params.trainer in SEVERAL:
+        return set()
+    there, here = (plan.recipe.get("settings", {}) for plan in (call.stored, call.plan))
+    # Of steps by batch these settings do not tell.
+    by_batch = call.params.lr_step == "batch"
+    schedules = recipe.lr_schedules.items()
+    fitted = {name for name, made in schedules if isinstance(made, str) and made != "constant"}
+    names = {
+        candidate_name(model, schedule)
+        for model, schedule in recipe.candidates
+        if not (by_batch and schedule in fitted)
+    }
+    return {name for name in names if name in there and here.get(name) == there[name]}
 
 
 def _log(call: Call) -> None:

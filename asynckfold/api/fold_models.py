@@ -281,6 +281,23 @@ def _ready(models: PredictionModels) -> TrainedModels:
 # The models of a run
 
 
+def trained_model(
+    results: CVResults, recipe: Recipe, default_dtype: torch.dtype, job: Job
+) -> nn.Module:
+    """Return the module of a job that is done, in evaluation mode, on the CPU."""
+    weights = results.state_dict(job.candidate, job.fold, job.repeat)
+    with seeding.preserved(), isolated():
+        torch.set_default_dtype(default_dtype)
+        model = setup.initial_model(recipe, results.plan, job, torch.device("cpu"))
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        rule = "the model must be the one that was trained"
+        remedy = "Pass the model of the run."
+        raise InputError.one(rule, f"{job.model}: {error}", remedy) from error
+    return model.eval()
+
+
 @dataclass(frozen=True, eq=False)
 class RunModels:
     """Makes the trained models of a run again."""
@@ -304,17 +321,7 @@ class RunModels:
 
     def model(self, job: Job) -> nn.Module:
         """Return the module of a job that is done, in evaluation mode, on the CPU."""
-        weights = self.results.state_dict(job.candidate, job.fold, job.repeat)
-        with seeding.preserved(), isolated():
-            torch.set_default_dtype(self.default_dtype)
-            model = setup.initial_model(self.recipe, self.results.plan, job, torch.device("cpu"))
-        try:
-            model.load_state_dict(weights)
-        except RuntimeError as error:
-            rule = "the model must be the one that was trained"
-            remedy = "Pass the model of the run."
-            raise InputError.one(rule, f"{job.model}: {error}", remedy) from error
-        return model.eval()
+        return trained_model(self.results, self.recipe, self.default_dtype, job)
 
     def predictor(self, jobs: Sequence[Job]) -> TrainedModels:
         """Return the models of these jobs, which predict."""

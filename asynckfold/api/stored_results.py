@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.api.arguments import Settings
-from asynckfold.jobs.recipe import Recipe
+from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.jobs.plan import Job, Plan
+from asynckfold.jobs.recipe import Recipe, named_models
 from asynckfold.jobs.result import Result
 from asynckfold.results.candidates import Candidate
 from asynckfold.results.cv_results import CVResults, read_results
@@ -21,7 +24,9 @@ if TYPE_CHECKING:
     from asynckfold.data.reading import CheckedDataset
 
 
-def load_results(run: str | Path | RunReader, error_score: float = float("nan")) -> CVResults:
+def load_results(
+    run: str | Path | RunReader, error_score: float = float("nan"), *, models: Any = None
+) -> CVResults:
     """Return the results of a run on disk, complete or not.
 
     Parameters
@@ -31,16 +36,20 @@ def load_results(run: str | Path | RunReader, error_score: float = float("nan"))
         says how many jobs have no result yet, and whether a process works on them.
     error_score : float
         Score of a failed job.
+    models : as for `AsyncKFold`, optional
+        Models of the run under their names there, which with a grid hold its values
+        (``"net/width=64"``): ``results.model()`` gets their trained weights.
 
     Returns
     -------
     CVResults
-        Without the models, which a run's folder does not hold: make the same call again for them.
+        Without what a run's folder does not hold: its samples, transforms and code. What predicts
+        with these, `CVResults.ensemble`, is had from a call, and saved for later by its ``save``.
 
     Raises
     ------
     InputError
-        The folder holds no run.
+        The folder holds no run, or not one of these models.
     StoreCorruptError
         Its ``run.db`` was not written by asynckfold, is damaged, or holds no plan yet.
     StorageError
@@ -72,8 +81,10 @@ def load_results(run: str | Path | RunReader, error_score: float = float("nan"))
                     RuntimeWarning,
                     stacklevel=2,
                 )
-            return load_results(store, error_score)
-    root = run.root
+            return load_results(store, error_score, models=models)
+    root, results, named = run.root, read_results(run), dict[str, Callable[[], Any]]()
+    if models is not None:
+        named = _models_of(results.plan, models)
 
     def build_report() -> Path:
         from asynckfold.results.report.page import write_report
@@ -97,17 +108,48 @@ def load_results(run: str | Path | RunReader, error_score: float = float("nan"))
         folder = refit_folder(root, candidate.model, candidate.lr_schedule)
         if not (folder / "run.db").is_file():
             return None
+        mine = {name: make for name, make in named.items() if name == candidate.model}
         with RunStore.read(folder) as reader:
-            return load_results(reader, error_score)
+            return load_results(reader, error_score, models=mine or None)
 
-    return replace(
-        read_results(run),
+    results = replace(
+        results,
         error_score=error_score,
         _build_report=build_report,
         _draw=draw,
         _load_refit=load_refit,
         _load_weights=load_weights,
     )
+    return _with_modules(results, named) if named else results
+
+
+def _models_of(plan: Plan, models: Any) -> dict[str, Callable[[], Any]]:
+    """Return factories of models of a run by their names in it."""
+    named, problems, _ = named_models(models)
+    known = dict.fromkeys(model for model, _ in plan.candidates)
+    for name in named.keys() - known.keys():
+        rule = "models must have the names that they have in the run"
+        problems.append(Problem(rule, repr(name), f"They are {', '.join(known)}."))
+    refuse(problems)
+    return named
+
+
+def _with_modules(results: CVResults, models: Mapping[str, Callable[[], Any]]) -> CVResults:
+    """Return results that put trained weights into these models."""
+    import torch
+
+    recipe = Recipe(models, {}, len, len)  # nothing is trained
+    default_dtype = torch.get_default_dtype()
+
+    def build(job: Job) -> Any:
+        from asynckfold.api.fold_models import trained_model
+
+        if job.model not in models:
+            rule = "models must hold the model of the candidate"
+            raise InputError.one(rule, ", ".join(models), f"Pass {job.model}, too.")
+        return trained_model(results, recipe, default_dtype, job)
+
+    return replace(results, _build_model=build)
 
 
 def with_models(

@@ -341,8 +341,9 @@ class Plan:
     ) -> str | None:
         """Name the first thing for which `other` is no continuation of this plan, or None.
 
-        A continuation may hold further candidates and repeats, or fewer candidates, unless they
-        race; whatever the results of the jobs of both depend on is the same.
+        A continuation may hold further candidates, repeats and scores and more epochs, or fewer
+        candidates, unless they race; whatever else the results of the jobs of both depend on is the
+        same.
 
         Parameters
         ----------
@@ -378,10 +379,35 @@ class Plan:
         if len(keys := self.fold_keys) < len(other.fold_keys) and folds:
             kept = folds_fingerprint([fold for fold in folds if fold.key in keys])
             other = replace(other, folds=kept)
+        if other.params.epochs > self.params.epochs and not is_view and self.race is None:
+            other = self._as_long(other)
+        if set(other.scoring) >= set(self.scoring) and not is_view and self.race is None:
+            other = self._as_scored(other)
         before = self.view(other) if is_view else self
         common = other if is_view else other.part(self)
-        common = replace(common, **{name: getattr(before, name) for name in free})
+        # Their order is that of the candidates in a call.
+        sets = ("groups", "channels_last", "reacting")
+        equal = [name for name in sets if {*getattr(before, name)} == {*getattr(common, name)}]
+        common = replace(common, **{name: getattr(before, name) for name in [*free, *equal]})
         return before.first_difference(common)
+
+    def _as_long(self, longer: Plan) -> Plan:
+        """Return a plan of more epochs with those of this one, to which LR schedules are fitted."""
+        settings = dict(longer.recipe.get("settings", {}))
+        known = self.recipe.get("settings", {})
+        settings |= {name: known[name] for name in self.candidate_names if name in known}
+        recipe = {**longer.recipe, **({"settings": settings} if settings else {})}
+        return replace(
+            longer, params=replace(longer.params, epochs=self.params.epochs), recipe=recipe
+        )
+
+    def _as_scored(self, other: Plan) -> Plan:
+        """Return a plan of more scores, or in another order, with those of this one."""
+        mine, theirs = (plan.recipe.get("code", {}) for plan in (self, other))
+        added = {*changes.scores(theirs, but=self.scoring)} - {*mine}
+        code = {name: text for name, text in theirs.items() if name not in added}
+        recipe = {**other.recipe, **({"code": code} if code else {})}
+        return replace(other, scoring=self.scoring, recipe=recipe)
 
     def part(self, smaller: Plan) -> Plan:
         """Return what this plan says of the jobs of a smaller one."""

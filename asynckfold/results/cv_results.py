@@ -60,6 +60,7 @@ class CVResults(RunScores):
     _load_weights: Callable[[Result, str], dict[str, Any]] | None = None
     _load_refit: Callable[[Candidate], CVResults | None] | None = None
     _load_models: Callable[[], Any] | None = None
+    _build_model: Callable[[Job], Any] | None = None
 
     @property
     def refitted(self) -> CVResults | None:
@@ -137,17 +138,17 @@ class CVResults(RunScores):
         ------
         InputError
             There is no such job, or it has no trained weights; or these results were read from the
-            run's folder, which stores no models.
+            run's folder, which stores no models, and `load_results` got none.
         ValueError
             No candidate is complete, so none is best.
         StoreCorruptError
             The weights are missing from the run's folder, or damaged.
         """
-        models = _live_models(self)
+        build = self._build_model or _live_models(self).model
         if fold == "all":
             return self.on_all_samples(candidate).model()
         name = _name_of(self, candidate)
-        return models.model(*done_jobs(self.plan, self.results, name, fold, repeat))
+        return build(*done_jobs(self.plan, self.results, name, fold, repeat))
 
     def ensemble(self, candidate: str | None = None) -> FoldEnsemble:
         """Return the models of all folds and repeats of a candidate as one predictor.

@@ -70,6 +70,11 @@ class RunReader(Closing):
         return self.file.meta("plan") is not None
 
     @property
+    def earlier_plans(self) -> tuple[str, ...]:
+        """Fingerprints of plans that this one continues: their checkpoints are of this one, too."""
+        return tuple((self.file.meta("earlier") or "").split())
+
+    @property
     def about(self) -> dict[str, Any]:
         """Versions, machine, command."""
         return self._meta(dict[str, Any], "about") or {}

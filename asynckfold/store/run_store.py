@@ -7,6 +7,7 @@ import math
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
@@ -20,6 +21,7 @@ from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import (
     CANCELLED,
+    DIVERGED,
     DONE,
     FAILED,
     Baseline,
@@ -34,7 +36,7 @@ from asynckfold.store.opening import read_run, refuse_other
 from asynckfold.store.reader import RunReader
 from asynckfold.store.records import Attempt, Interim, Sample, WaitReasons
 from asynckfold.store.run_file import Closing, RunFile
-from asynckfold.system.files import is_plain
+from asynckfold.system.files import is_plain, remove
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -135,14 +137,17 @@ class RunStore(Closing):
         targets: npt.NDArray[Any],
         about: Mapping[str, Any] | None = None,
         free: Collection[str] = (),
-    ) -> None:
+        steady: Collection[str] = (),
+        rescored: Collection[Result] = (),
+    ) -> str:
         """Start a session: write the plan, or check that it continues that of the folder.
 
-        A plan may add candidates and repeats to the stored one; existing results are kept. One of
-        fewer candidates leaves the stored one as it is. Attempts of a killed session are marked
-        lost. Failed jobs become pending, so that the same command retries them after a repair.
-        Damaged checkpoints of unfinished jobs are set aside, with an event, and files that a crash
-        left behind are removed.
+        A plan may add candidates, repeats and scores to the stored one; existing results are kept.
+        One of fewer candidates leaves the stored one as it is. More epochs take back the results
+        that they change; where jobs go on from a checkpoint, or ended early, theirs are kept.
+        Attempts of a killed session are marked lost. Failed jobs become pending, so that the same
+        command retries them after a repair. Damaged checkpoints of unfinished jobs are set aside,
+        with an event, and files that a crash left behind are removed.
 
         Parameters
         ----------
@@ -156,6 +161,15 @@ class RunStore(Closing):
             Versions, machine, command. Written with the plan.
         free : collection of str
             Fields of the plan that may differ from the stored one.
+        steady : collection of str
+            Candidates whose training is the beginning of a longer one.
+        rescored : collection of Result
+            Results of the run with scores that the plan adds.
+
+        Returns
+        -------
+        str
+            What more epochs do to the jobs of the run; ``""`` if there are none.
 
         Raises
         ------
@@ -167,7 +181,7 @@ class RunStore(Closing):
         from asynckfold.store import splits
 
         file, text = self.file, plan.to_json()
-        stored, is_grown = file.meta("plan"), False
+        stored, is_grown, longer = file.meta("plan"), False, ""
         if stored is not None:
             before = Plan.from_json(stored)
             refuse_other(self.root, before, plan, folds, free)
@@ -186,16 +200,29 @@ class RunStore(Closing):
                     # After a kill between the file and the plan, either plan finds its folds.
                     with file.transaction():
                         file.put("splits", f"{file.meta('splits')} {digest}")
-                    upkeep.remove_out_of_fold(self.root)
                 splits.write(self.root, content)
+            is_longer = stored is not None and before.params.epochs < plan.params.epochs
+            if is_grown or is_longer:
+                upkeep.remove_out_of_fold(self.root)
+            jobs = job_by_id(plan)
+            for result in rescored:
+                remove(job_folder(self.root, jobs[result.job_id]) / SUMMARY)
             with file.transaction():
                 if digest is not None:
                     file.put("splits", digest)
+                for result in rescored:
+                    _write_record(self, result)
+                if is_longer:
+                    longer = _lengthen(self, before, plan, steady)
+                if stored is not None and stored != text and not free:
+                    earlier = self.reader.earlier_plans
+                    file.put("earlier", " ".join([*earlier, before.fingerprint]))
                 if stored != text:
                     file.put("plan", text)
                     file.put("about", encoded(about or {}))
-                    # A stored baseline was measured with fewer jobs.
-                    file.execute("DELETE FROM meta WHERE key = 'baseline'")
+                    if stored is None or is_longer or before.jobs != plan.jobs:
+                        # A stored baseline was measured with less work.
+                        file.execute("DELETE FROM meta WHERE key = 'baseline'")
         with file.transaction():
             _end_open_attempts(self, "lost", None)
             # What was left out of a race may depend on a job that failed.
@@ -225,6 +252,7 @@ class RunStore(Closing):
             results = self.reader.results()
             self._ended = [results[job.id] for job in missing]
             _write_summaries(self)
+        return longer
 
     def now(self) -> float:
         """Run seconds: wall time of all sessions so far."""
@@ -444,6 +472,30 @@ class RunStore(Closing):
         _write_summaries(self)
 
 
+def _lengthen(store: RunStore, before: Plan, plan: Plan, steady: Collection[str]) -> str:
+    """Take back the results that more epochs change, and the checkpoints that they do not allow."""
+    ended, file, counts = store.reader.finished(), store.file, Counter[str]()
+    trained = dict(file.rows("SELECT job_id, MAX(number) FROM epochs GROUP BY job_id"))
+    for job in before.jobs:
+        is_early = trained.get(job.id, 0) < before.params.epochs
+        if is_early and job.candidate in steady and ended.get(job.id) in (DONE, DIVERGED):
+            counts["had ended and stay"] += 1
+            continue
+        # The last checkpoint has no state of the optimizer: no step follows it.
+        least = before.params.epochs if job.candidate in steady else 0
+        file.execute("DELETE FROM checkpoints WHERE job_id = ? AND epoch >= ?", (job.id, least))
+        for table in ("results", "outputs"):
+            file.execute(f"DELETE FROM {table} WHERE job_id = ?", (job.id,))
+        where = "job_id = ? AND outcome IN ('ok', 'diverged')"
+        for row in file.rows(f"SELECT job_id, attempt FROM attempts WHERE {where}", (job.id,)):
+            _change_attempt(store, *row, outcome="interrupted")
+        if job.id in trained:
+            is_kept = store.reader.checkpoints(job.id)
+            counts["go on from a checkpoint" if is_kept else "are trained anew"] += 1
+    parts = [f"{count} jobs {text}" for text, count in counts.items()]
+    return "; ".join([f"epochs: {before.params.epochs} there, {plan.params.epochs} here", *parts])
+
+
 def _refuse_torn_groups(reader: RunReader, plan: Plan, view: Plan) -> None:
     """Refuse a view with jobs to train whose fusion group reaches beyond it."""
     ended, names = reader.finished(), {job.id for job in view.jobs}
@@ -501,10 +553,14 @@ def _write_result(store: RunStore, result: Result) -> Result:
         result = replace(result, outputs=outputs)
         shape, data = encoded(outputs.shape), outputs.tobytes()
         store.file.write("outputs", result.job_id, shape, data)
+    _write_record(store, result)
+    return result
+
+
+def _write_record(store: RunStore, result: Result) -> None:
     record = encoded(replace(result, outputs=None))
     row = result.job_id, result.attempt, result.status, result.digest, record
     store.file.write("results", *row)
-    return result
 
 
 def _write_session(store: RunStore) -> None:

@@ -28,7 +28,8 @@ class Bundle:
     devices they may be trained, ``highest`` is the greatest class index of any sample (-1 if it
     need not check it), and ``may_be_numbered`` whether class indices beyond a model's outputs may
     be renumbered. ``refits`` are candidates that may be trained on all samples, too;
-    ``accumulators`` score the outputs of each model, where the plan scores by batch.
+    ``accumulators`` score the outputs of each model, where the plan scores by batch. ``earlier``
+    are fingerprints of plans whose checkpoints may be continued.
     """
 
     plan: Plan
@@ -48,6 +49,7 @@ class Bundle:
     may_be_numbered: bool = False
     refits: tuple[str, ...] = ()
     accumulators: Mapping[str, MakeAccumulator] = field(default_factory=dict)
+    earlier: tuple[str, ...] = ()
 
     def fold_of(self, job: Job) -> Fold:
         """Return the fold that `job` holds out, with what the job sets aside."""

@@ -295,7 +295,8 @@ class Saver:
 def load_for(task: Task, bundle: Bundle, ref: CheckpointRef) -> dict[str, Any]:
     """Read a checkpoint; raise `StoreCorruptError` if it is damaged or of another job or plan."""
     tree = load(bundle.root / ref.file, ref.sha256)
-    if (tree["job"], tree["plan"]) != (task.job.id, bundle.plan.fingerprint):
+    plans = bundle.plan.fingerprint, *bundle.earlier
+    if tree["job"] != task.job.id or tree["plan"] not in plans:
         raise StoreCorruptError(f"{ref.file} is a checkpoint of {tree['job']}, or in another plan")
     return tree
 

@@ -246,9 +246,3 @@ def test_candidates_are_added_to_a_run(root: Path) -> None:
     assert results.bit_identity.claimed
     # A run that had all of them from the beginning is the same.
     assert call(root.parent / "whole", **more).fingerprint == results.fingerprint
-
-
-def test_a_candidate_is_not_exchanged(root: Path) -> None:
-    call(root, [Tiny])
-    with pytest.raises(InputError, match="models: Tiny there, Tall here"):
-        call(root, [Tall])

@@ -211,7 +211,7 @@ def test_a_late_writer_is_refused(root: Path) -> None:
     ("change", "named"),
     [
         ({"batch_size": 8}, "batch_size: 4 there, 8 here"),
-        ({"params": TrainerParams(epochs=9)}, "params.epochs: 5 there, 9 here"),
+        ({"params": TrainerParams(epochs=3)}, "params.epochs: 5 there, 3 here"),
         ({"random_state": 7}, "random_state: 0 there, 7 here"),
         ({"dataset": "other"}, "dataset: data there, other here"),
         ({"jobs": make_plan(("A", "C"))[0].jobs}, "models: A, B there, A, C here"),

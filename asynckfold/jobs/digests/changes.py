@@ -58,6 +58,12 @@ def difference(there: Code, here: Code, candidates: Sequence[tuple[str, str]] = 
     return f"{text} ({len(names)} of {len(candidates)} candidates depend on it: {shown})"
 
 
+def scores(code: Code, but: Sequence[str]) -> list[str]:
+    """Return the parts that are scores, but those with these names."""
+    kind = "scorer "
+    return [name for name in code if name.startswith(kind) and name[len(kind) :] not in but]
+
+
 def incomparable(there: Code, here: Code) -> str:
     """Return why bytecode cannot be compared; ``""`` where it can."""
     pairs = ((there[part].get(PYTHON), here[part].get(PYTHON)) for part in there if part in here)
