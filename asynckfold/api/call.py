@@ -202,7 +202,7 @@ def make_plan(call: Call) -> None:
 def look_ahead(call: Call) -> Forecast:
     """Return what a run would do; refuse a folder that holds another plan."""
     if call.stored is not None:
-        refuse_other(call.settings.root, call.stored, call.plan, call.folds, call.settings.free)
+        refuse_other(call.settings.root, call.stored, call.plan, call.settings.free, call.folds)
     return forecast(call.work, call.choice, call.groups)
 
 

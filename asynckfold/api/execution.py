@@ -113,7 +113,7 @@ def _rescored(call: Call) -> list[Result]:
     stored, here, store = call.stored, call.work.plan, call.run
     if stored is None or {*stored.scoring} == {*here.scoring}:
         return []
-    refuse_other(store.root, stored, call.plan, call.folds, call.settings.free)
+    refuse_other(store.root, stored, call.plan, call.settings.free, call.folds)
     added = [name for name in here.scoring if name not in stored.scoring]
     lacking = ", ".join(name for name in stored.scoring if name not in here.scoring)
     ended = store.reader.finished()
@@ -222,7 +222,7 @@ def training(call: Call, stop_reason: StopReason | None = None) -> Iterator[Swee
                 max_wait=make.max_wait,
                 yields=settings.yield_to_others,
                 race=race,
-                outside=plan.jobs_outside(settings.part),
+                outside=store.plan.jobs_outside(settings.part),
             )
         achieved = packing_of(store.reader)
         if achieved is not None:

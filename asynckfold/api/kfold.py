@@ -413,13 +413,20 @@ AsyncKFold.__doc__ = with_parameters(AsyncKFold.__doc__, Settings)
 
 def _view(results: CVResults, candidates: Sequence[tuple[str, str]]) -> CVResults:
     """Return the results of these candidates, of a run that may have more."""
-    jobs = [job for job in results.plan.jobs if (job.model, job.lr_schedule) in {*candidates}]
-    if len(jobs) == len(results.plan.jobs):
+    whole, ended = results.whole
+    jobs = [job for job in whole.jobs if (job.model, job.lr_schedule) in {*candidates}]
+    if len(jobs) == len(whole.jobs):
         return results
-    plan = results.plan.view(replace(results.plan, jobs=tuple(jobs)))
-    known = {job.id: results.results[job.id] for job in jobs if job.id in results.results}
-    # A serial baseline is one of the whole run.
-    return replace(results, plan=plan, results=known, baseline=None)
+    plan = whole.view(replace(whole, jobs=tuple(jobs)))
+    known = {job.id: ended[job.id] for job in jobs if job.id in ended}
+    outer = replace(plan.outer, folds=results.plan.folds)
+    return replace(
+        results,
+        plan=outer,
+        results={job.id: known[job.id] for job in outer.jobs if job.id in known},
+        baseline=None,  # that of the whole run
+        _whole=(plan, known) if plan.nested else None,
+    )
 
 
 def failure_lines(results: CVResults) -> Iterator[str]:

@@ -341,9 +341,9 @@ class Plan:
     ) -> str | None:
         """Name the first thing for which `other` is no continuation of this plan, or None.
 
-        A continuation may hold further candidates, repeats and scores and more epochs, or fewer
-        candidates, unless they race; whatever else the results of the jobs of both depend on is the
-        same.
+        A continuation may hold further candidates, unless they race; whatever else the results of
+        the jobs of both depend on is the same. With `folds` it may also hold further repeats and
+        scores and more epochs, or fewer candidates.
 
         Parameters
         ----------
@@ -352,7 +352,7 @@ class Plan:
         free : collection of str
             Fields that may differ.
         folds : sequence of Fold, optional
-            The folds of `other`, if they may be more repeats.
+            The folds of `other`.
 
         Examples
         --------
@@ -363,26 +363,28 @@ class Plan:
         >>> plan = Plan(one, TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
         >>> plan.obstacle(replace(plan, jobs=two))
         >>> replace(plan, jobs=two).obstacle(plan)
-        >>> plan.obstacle(replace(plan, jobs=two[:1]))
-        'models: A there, B here'
+        'models: B, A there, A here'
+        >>> replace(plan, jobs=two).obstacle(plan, folds=[fold])
         """
         if self.nested != other.nested:
             return f"nested: {self.nested or None} there, {other.nested or None} here"
         mine, theirs = set(self.jobs), set(other.jobs)
         is_other = self.race is not None and len(self.jobs) != len(other.jobs)
-        is_view = theirs < mine and set(self.fold_keys) == set(other.fold_keys)
+        keys, grows = self.fold_keys, bool(folds) and self.race is None
+        is_view = grows and theirs < mine and {*keys} == {*other.fold_keys}
         if is_other or not (mine <= theirs or is_view):
             return self.first_difference(other)
-        there, here = (len({fold for _, fold in plan.fold_keys}) for plan in (self, other))
+        there, here = (len({job.fold for job in plan.jobs}) for plan in (self, other))
         if there != here:
             return f"folds: {there} there, {here} here"
-        if len(keys := self.fold_keys) < len(other.fold_keys) and folds:
-            kept = folds_fingerprint([fold for fold in folds if fold.key in keys])
-            other = replace(other, folds=kept)
-        if other.params.epochs > self.params.epochs and not is_view and self.race is None:
-            other = self._as_long(other)
-        if set(other.scoring) >= set(self.scoring) and not is_view and self.race is None:
-            other = self._as_scored(other)
+        if grows and not is_view:
+            if len(keys) < len(other.fold_keys):
+                kept = folds_fingerprint([fold for fold in folds if fold.key in keys])
+                other = replace(other, folds=kept)
+            if other.params.epochs > self.params.epochs:
+                other = self._as_long(other)
+            if {*other.scoring} >= {*self.scoring}:
+                other = self._as_scored(other)
         before = self.view(other) if is_view else self
         common = other if is_view else other.part(self)
         # Their order is that of the candidates in a call.

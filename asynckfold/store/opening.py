@@ -84,9 +84,9 @@ def open_run(
 
 
 def refuse_other(
-    root: Path, stored: Plan, plan: Plan, folds: Sequence[Fold], free: Collection[str] = ()
+    root: Path, stored: Plan, plan: Plan, free: Collection[str] = (), folds: Sequence[Fold] = ()
 ) -> None:
-    """Refuse a plan, of these folds, that does not continue the stored one.
+    """Refuse a plan that does not continue the stored one, see `Plan.obstacle`.
 
     Raises
     ------

@@ -184,7 +184,7 @@ class RunStore(Closing):
         stored, is_grown, longer = file.meta("plan"), False, ""
         if stored is not None:
             before = Plan.from_json(stored)
-            refuse_other(self.root, before, plan, folds, free)
+            refuse_other(self.root, before, plan, free, folds)
             is_grown = len(before.fold_keys) < len(plan.fold_keys)
             if len(plan.jobs) < len(before.jobs):
                 plan, text = before.view(plan), stored
