@@ -100,9 +100,7 @@ def with_objective(
     problems += _transform_problems(settings, objective, output_samples)
     if not problems:
         problems += _trial_problems(settings, objective, data, folds[0].valid, output_samples)
-        problems += _metric_problems(
-            settings, objective, data.targets[folds[0].train], output_samples
-        )
+        problems += _metric_problems(settings, objective, data, folds[0].train, output_samples)
     refuse(problems)
     names = ranked(settings, scores.resolve(settings.scoring, objective))
     plan = replace(draft, scoring=names, classes=classes).with_objective(objective)
@@ -302,7 +300,8 @@ def _others(item: Any) -> Iterator[str]:
 def _metric_problems(
     settings: Settings,
     objective: Objective,
-    targets: Array,
+    data: PreparedData,
+    train: Array,
     output_samples: Mapping[str, OutputSample],
 ) -> Iterator[Problem]:
     """Try metrics, and functions of trees, on outputs that were seen.
@@ -315,12 +314,13 @@ def _metric_problems(
             scores.is_custom(item) and objective.is_of_trees and not is_reported
         )
         for model, sample in output_samples.items() if is_tried else ():
-            count = min(len(targets), len(sample.rows))
+            rows = train[: len(sample.rows)]
+            weights = () if data.sample_weight is None else (data.sample_weight[rows],)
             score = scores.resolve({name: item}, objective.of(model), settings.transform)[str(name)]
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    score(targets[:count], sample.rows[:count])
+                    score(data.targets[rows], sample.rows[: len(rows)], *weights)
             except Exception as error:  # noqa: BLE001
                 # A metric may raise anything.
                 yield Problem(
