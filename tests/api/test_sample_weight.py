@@ -66,7 +66,7 @@ def test_means_and_scores_are_those_of_a_plain_loop(root: Path, classes: Any, wo
     found, valid = results.results[results.plan.jobs[0].id], results.folds[0].valid
     for name, item in results.state_dict(results.candidates[0].name).items():
         torch.testing.assert_close(item, plain[name], rtol=1e-4, atol=1e-6)
-    last = torch.tensor(seen[len(seen) // EPOCHS :])
+    last = torch.tensor([[item.item() for item in pair] for pair in seen[len(seen) // EPOCHS :]])
     held_out = weighted_mean(outputs, [*map(torch.from_numpy, (Y[valid], W[valid]))], classes)
     means = [float(last[:, 0] @ last[:, 1] / last[:, 1].sum()), float(held_out[0])]
     epoch = found.epochs[-1]
