@@ -63,7 +63,7 @@ def write(
         parent, is_new = into.begin(row.name, "-".join(item.digest for item in ended.values()))
         if is_new:
             new += 1
-            into.fill(parent, params, [(len(ended), at, _summary(row.scores))])
+            into.fill(parent, params, [(len(ended), at, summary(row.scores))])
         for name, result in ended.items():
             child, is_new = into.begin(name, result.digest, parent)
             if is_new:
@@ -75,7 +75,7 @@ def write(
 _STATES = {DONE: "FINISHED", CANCELLED: "KILLED"}
 
 
-def _summary(scores: Mapping[str, npt.NDArray[Any]]) -> dict[str, float]:
+def summary(scores: Mapping[str, npt.NDArray[Any]]) -> dict[str, float]:
     """Return mean and standard deviation of each score over the folds that have it."""
     metrics = {}
     for name, values in scores.items():

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from asynckfold.jobs.result import DONE, Result
+from asynckfold.jobs.plan import Job
+from asynckfold.jobs.result import DONE, Epoch, Result
 from asynckfold.results.cv_results import CVResults
+from asynckfold.store import RunStore
 from asynckfold.store.layout import job_folder
 
 _SUFFIX = ".asynckfold"
@@ -61,3 +63,16 @@ def points(result: Result) -> Iterator[tuple[int, float, dict[str, float]]]:
         if epoch is result.epochs[-1] and result.status == DONE:
             numbers |= {f"score/{name}": value for name, value in result.scores.items()}
         yield epoch.number, at, numbers
+
+
+def curves(results: CVResults) -> Iterator[tuple[Job, str, list[tuple[int, dict[str, float]]]]]:
+    """Yield each job that has ended an epoch, its status, "" while it is trained, and `points`."""
+    running: dict[str, list[Epoch]] = {}
+    with RunStore.read(results.root_dir) as store:
+        for name, epoch in store.epochs():
+            running.setdefault(name, []).append(epoch)
+    for job in results.plan.jobs:
+        so_far = Result(job.id, 0, "", epochs=tuple(running.get(job.id, ())))
+        result = results.results.get(job.id, so_far)
+        if result.epochs:
+            yield job, result.status, [(number, values) for number, _, values in points(result)]

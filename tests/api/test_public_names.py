@@ -23,7 +23,7 @@ PACKAGES = {
 }
 """Import names that differ from the package's."""
 
-EXTRAS = ("ray", "skorch", "mlflow", "optuna", "slurm")
+EXTRAS = ("ray", "skorch", "mlflow", "optuna", "slurm", "wandb", "clearml")
 
 
 def test_all_is_sorted_and_importable() -> None:

@@ -1,18 +1,23 @@
-"""A run in TensorBoard and in MLflow: all its numbers, once, however often they are written."""
+"""A run in other trackers: all its numbers, once, however often they are written."""
 
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, CVResults
+from asynckfold import AsyncKFold, CVResults, RunStore, load_results
+from asynckfold.integrations import clearml as in_clearml
 from asynckfold.integrations import mlflow as in_mlflow
 from asynckfold.integrations import tensorboard as in_tensorboard
+from asynckfold.integrations import wandb as in_wandb
+from asynckfold.jobs.result import Epoch
 from asynckfold.store.layout import job_folder
 from tests.toy import samples
 
@@ -25,8 +30,8 @@ def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr)
 
 
-def swept(root: Path, schedules: list[str]) -> CVResults:
-    words: dict[str, Any] = {"engine": "serial", "verbose": 0, "report": False}
+def swept(root: Path, schedules: list[str], **settings: Any) -> CVResults:
+    words: dict[str, Any] = {"engine": "serial", "verbose": 0, "report": False, **settings}
     kfold = AsyncKFold(2, samples(), root, nn.CrossEntropyLoss(), 10, **words)
     models = {"linear": lambda: nn.Linear(8, 3)}
     return kfold(models, schedules, sgd, {"epochs": 2}, params={"lr": [0.1]})
@@ -88,3 +93,89 @@ def test_mlflow_has_a_run_for_each_candidate_and_job_once(
         assert {item.step: item.value for item in losses} == pytest.approx(
             {epoch.number: epoch.train_loss for epoch in result.epochs}
         )
+
+
+def half_done(root: Path) -> CVResults:
+    """A run of two jobs: one has ended, the other has ended an epoch."""
+    other = swept(root, ["constant"], part=(1, 2)).plan.jobs[1]
+    with RunStore.hold(root) as store:
+        store.epoch(other.id, 1, Epoch(1, 0.75, 0.5, None, 0.1, 1.0))
+        store.flush()
+    with RunStore.read(root) as reader:
+        return load_results(reader)
+
+
+class Tracked(SimpleNamespace):
+    """A run of Weights & Biases, and a task of ClearML."""
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        assert step >= self.step
+        self.rows[step], self.step = values, step + 1
+
+    def finish(self, exit_code: int) -> None:
+        assert exit_code == 0
+
+    def connect(self, params: dict[str, Any], name: str) -> None:
+        self.given |= params
+
+    def get_logger(self) -> Any:
+        return self
+
+    def report_scalar(self, title: str, series: str, value: float, iteration: int) -> None:
+        self.rows[title, series, iteration] = value
+
+    def report_single_value(self, name: str, value: float) -> None:
+        self.summary[name] = value
+
+    def close(self) -> None:
+        self.step = -1
+
+
+def test_wandb_has_a_run_for_each_job_in_a_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: dict[str, Tracked] = {}
+
+    def init(**given: Any) -> Tracked:
+        return runs.setdefault(given["id"], Tracked(rows={}, summary={}, step=0, given=given))
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    assert in_wandb.write(half_done(tmp_path / "run"), "digits", tags=["a"]) == 2
+    results = swept(tmp_path / "run", ["constant"])
+    assert in_wandb.write(results, "digits", tags=["a"]) == 2
+    assert [run.rows[1]["train_loss"] == 0.75 for run in runs.values()] == [False, True]
+    for job, run in zip(results.plan.jobs, runs.values(), strict=True):
+        wanted = {"group": "run", "job_type": job.candidate, "name": job.id, "tags": ["a"]}
+        assert wanted.items() <= run.given.items()
+        assert {"fold": job.fold, "lr": 0.1}.items() <= run.given["config"].items()
+        assert run.rows[2]["valid_loss"] == results.results[job.id].epochs[1].valid_loss
+        assert run.summary["score/accuracy"] == results.results[job.id].scores["accuracy"]
+
+
+def test_clearml_has_a_task_for_each_candidate_with_a_curve_for_each_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks: list[Tracked] = []
+
+    def init(**given: Any) -> Tracked:
+        assert all(task.step == -1 for task in tasks)  # one is open at a time
+        tasks.append(Tracked(rows={}, summary={}, step=0, given=given))
+        return tasks[-1]
+
+    monkeypatch.setitem(sys.modules, "clearml", SimpleNamespace(Task=SimpleNamespace(init=init)))
+    assert in_clearml.write(half_done(tmp_path / "run"), "digits") == 1
+    assert tasks[0].rows["train_loss", "fold-1", 1] == 0.75
+    results = swept(tmp_path / "run", ["constant", "cosine"])
+    assert in_clearml.write(results) == 2
+    for row, task in zip(results.candidates, tasks[1:], strict=True):
+        wanted = {"project_name": "run", "task_name": row.name, "lr": 0.1}
+        assert wanted.items() <= task.given.items()
+        assert task.summary["mean/accuracy"] == pytest.approx(row.mean("accuracy"))
+        assert task.rows["score/accuracy", "fold-1", 2] == row.scores["accuracy"][1]
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not has("wandb"), reason="needs the extra wandb")
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_takes_what_is_written(tmp_path: Path) -> None:
+    assert in_wandb.write(half_done(tmp_path / "run"), mode="disabled") == 2
