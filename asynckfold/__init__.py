@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from asynckfold.api.estimator import AsyncKFoldClassifier, AsyncKFoldRegressor
     from asynckfold.api.export import export
-    from asynckfold.api.fit import (
-        Accuracy,
-        DistributedTester,
-        DistributedTrainer,
-        Fitted,
-        fit,
-    )
+    from asynckfold.api.fit import Accuracy, DistributedTester, DistributedTrainer, Fitted, fit
     from asynckfold.api.kfold import AsyncKFold, JobsFailedWarning
     from asynckfold.api.saved_models import load_model
     from asynckfold.api.stored_results import load_results
@@ -41,6 +35,7 @@ if TYPE_CHECKING:
     from asynckfold.jobs.plan import Job, Plan
     from asynckfold.jobs.result import Baseline, Epoch, Result
     from asynckfold.jobs.trainer_params import TrainerParams
+    from asynckfold.results.audit import Audit, Finding
     from asynckfold.results.cv_results import CVResults
     from asynckfold.results.decisions import Calibrator, Threshold
     from asynckfold.results.ensemble import Blend, FoldEnsemble
@@ -66,6 +61,7 @@ __all__ = [
     "AsyncKFoldClassifier",
     "AsyncKFoldError",
     "AsyncKFoldRegressor",
+    "Audit",
     "Baseline",
     "BestWeights",
     "Blend",
@@ -77,6 +73,7 @@ __all__ = [
     "EarlyStopping",
     "Epoch",
     "EstimatorComparison",
+    "Finding",
     "FitState",
     "Fitted",
     "Fold",
@@ -115,6 +112,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "results.audit": ("Audit", "Finding"),
     "results.cv_results": ("CVResults",),
     "results.decisions": ("Calibrator", "Threshold"),
     "results.ensemble": ("Blend", "FoldEnsemble"),

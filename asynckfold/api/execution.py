@@ -58,6 +58,7 @@ def begin(call: Call) -> None:
         "command": ["asynckfold", *words] if words else script,
         **settings.about,
         "decision": call.choice,
+        "leak checks": call.data.leak_checks,
     }
     longer = store.begin(
         call.plan,

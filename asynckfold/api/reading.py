@@ -158,15 +158,22 @@ def _weight_problems(
 def with_leaks_noted(
     settings: Settings, data: PreparedData, folds: tuple[Fold, ...]
 ) -> PreparedData:
-    """Return the data with notes about validation samples that copy or vary training samples."""
-    from asynckfold.data.duplicates import copies_note, random_note
+    """Return the data with what validation samples that copy or vary training samples say."""
+    from asynckfold.data.duplicates import NOT_LOOKED, LeakCheck, copies, random_note, standardized
 
-    notes = [random_note(data.notes)]
+    notes, checks = [random_note(data.notes)], dict[str, LeakCheck]()
     # Scoring training samples is intended here, and the report says so.
     if not settings.about.get("scored"):
         handle = data.handle()
-        notes.append(copies_note(handle.open(handle.fds).stored, outer_folds(folds)))
-    return replace(data, notes=(*data.notes, *filter(None, notes)))
+        stored = handle.open(handle.fds).stored
+        # Most kinds of `preprocess` scale columns again, by each training part.
+        checks = {
+            "duplicates": copies(stored, outer_folds(folds)),
+            "standardized": standardized(stored) if settings.preprocess is None else LeakCheck(),
+            "groups": LeakCheck(why_not="groups= was not passed" * (settings.groups is None)),
+        }
+        notes += [checks["duplicates"].note or (NOT_LOOKED if stored is None else "")]
+    return replace(data, notes=(*data.notes, *filter(None, notes)), leak_checks=checks)
 
 
 def divided(

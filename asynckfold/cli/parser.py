@@ -190,6 +190,11 @@ VERBS = {
                 default=FIGURES[0],
                 choices=FIGURES,
             ),
+            "--fail-on": _word(
+                "CODES",
+                "also print the audit; exit code 1 if it has a finding of these codes, such as "
+                "groups,one-fold, or could not check one; any stands for all findings",
+            ),
         },
     ),
     "export": VerbWords(

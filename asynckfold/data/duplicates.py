@@ -1,15 +1,17 @@
-"""Notes on validation samples that equal training samples, or are random."""
+"""Signs of leaks in the samples: copies across a fold, columns standardized before the split."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from asynckfold.data.transforms.trees import Array
-from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.folds import Fold, shares_of_folds
 
 LEAST, SHARE = 3, 0.01
 """Copies to name in a fold, and their share: many data sets have single ones (iris has a pair)."""
@@ -27,6 +29,18 @@ NOT_LOOKED = (
     "validation samples were not searched for copies of training samples, since samples are read "
     "one by one"
 )
+
+SHOWN, TOLERANCE = 100, 1e-6
+"""Samples or columns in the evidence; distance from mean 0 and deviation 1, beyond rounding."""
+
+
+@dataclass(frozen=True)
+class LeakCheck:
+    """What samples say about one kind of leak."""
+
+    note: str = ""  # what it is; empty if there is no sign of it
+    evidence: Mapping[str, Any] = field(default_factory=dict)  # plain data
+    why_not: str = ""  # why nothing can be said
 
 
 def digests(samples: Array) -> npt.NDArray[np.int64]:
@@ -49,42 +63,67 @@ def _are_images(samples: Array) -> bool:
     return samples.dtype == np.uint8 and samples.ndim > 2 and samples.shape[-1] >= SIDE
 
 
-def copies_note(samples: Array | Iterable[bytes] | None, folds: Sequence[Fold]) -> str:
-    """Note validation samples that equal training samples; ``""`` where there are few.
+def copies(samples: Array | Iterable[bytes] | None, folds: Sequence[Fold]) -> LeakCheck:
+    """Look for validation samples that equal training samples; few of them are no sign.
 
     Rows with few features of few values, and short records, may be equal by chance: they do not
     count.
     """
     if samples is None:
-        return NOT_LOOKED
+        return LeakCheck(why_not=NOT_LOOKED)
     if isinstance(samples, np.ndarray):
-        note = _note(digests(samples), folds, " or mirror one" * _are_images(samples))
-        return "" if note and _few_values(samples) else note
+        check = _copies(digests(samples), folds, " or mirror one" * _are_images(samples))
+        by_chance = LeakCheck(why_not="samples have so few values that equal ones may be chance")
+        return by_chance if check.note and _few_values(samples) else check
     numbers = [hash(item) if len(item) >= SHORT else at for at, item in enumerate(samples)]
-    return _note(np.array(numbers, np.int64), folds, "")
+    return _copies(np.array(numbers, np.int64), folds, "")
 
 
-def _note(numbers: npt.NDArray[np.int64], folds: Sequence[Fold], also: str) -> str:
+def _copies(numbers: npt.NDArray[np.int64], folds: Sequence[Fold], also: str) -> LeakCheck:
     _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
     several_times = counts[places] > 1
-    many: list[tuple[tuple[int, ...], int, int]] = []  # key of a fold, copies, validation samples
+    many: dict[tuple[int, ...], list[int]] = {}  # copies by key of a fold
     for fold in folds:
         train, valid = (rows[several_times[rows]] for rows in (fold.train, fold.valid))
-        count = int(np.isin(places[valid], places[train]).sum())
-        if count >= max(LEAST, SHARE * len(fold.valid)):
-            many.append((fold.key, count, len(fold.valid)))
+        rows = valid[np.isin(places[valid], places[train])]
+        if len(rows) >= max(LEAST, SHARE * len(fold.valid)):
+            many[fold.key] = rows.tolist()
     if not many:
-        return ""
-    shown = [
-        f"{count} of {size} in fold {index}" + f" of repeat {repeat}" * bool(repeat)
-        for (repeat, index), count, size in many[:5]
-    ]
-    more = f" and more in {len(many) - 5} other folds" if len(many) > 5 else ""
-    return (
-        f"validation samples that equal a training sample{also}: {', '.join(shown)}{more}. "
+        return LeakCheck()
+    return LeakCheck(
+        f"validation samples that equal a training sample{also}: {shares_of_folds(many, folds)}. "
         "If they are copies, such as augmented or oversampled ones, the scores are too high: pass "
-        "groups= with one group for a sample and its copies, or leave the copies out"
+        "groups= with one group for a sample and its copies, or leave the copies out",
+        {"samples": sorted({*chain(*many.values())})[:SHOWN]},
     )
+
+
+def standardized(samples: Array | Iterable[bytes] | None) -> LeakCheck:
+    """Look for columns with mean 0 and standard deviation 1 over all samples."""
+    if not isinstance(samples, np.ndarray):
+        return LeakCheck(why_not="samples are read one by one, or are no arrays of one shape")
+    if samples.dtype.kind != "f" or len(samples) < 2:
+        return LeakCheck()
+    rows = samples.reshape(len(samples), -1)
+    # Of a column with an infinite number, NaN.
+    with np.errstate(invalid="ignore", over="ignore"):
+        means = np.abs(rows.mean(axis=0, dtype=np.float64))
+        centred = np.flatnonzero(means < TOLERANCE).tolist()
+    columns = [at for at in centred if _has_unit_deviation(rows[:, at])]
+    if not columns:
+        return LeakCheck()
+    note = (
+        f"{len(columns)} of {rows.shape[1]} columns have mean 0 and standard deviation 1 over all "
+        "samples: they look standardized before the split, by statistics of what is held out, too. "
+        "Pass them as they were, and preprocess=StandardScaler()"
+    )
+    return LeakCheck(note, {"columns": columns[:SHOWN]})
+
+
+def _has_unit_deviation(column: Array) -> bool:
+    # pandas divides by n - 1. A balanced column of -1 and 1 is that by chance.
+    deviations = [column.std(dtype=np.float64, ddof=ddof) for ddof in (0, 1)]
+    return bool(np.isclose(deviations, 1, 0, TOLERANCE).any() and (np.abs(column) != 1).any())
 
 
 def random_note(notes: Iterable[str]) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -20,6 +20,7 @@ from asynckfold.data.dataset import (
     SampleSource,
     open_source,
 )
+from asynckfold.data.duplicates import LeakCheck
 from asynckfold.data.labels import Encoding, Labels, label_array, resolve_labels
 from asynckfold.data.passes import SampleCheck
 from asynckfold.data.reading import (
@@ -68,6 +69,7 @@ class PreparedData:
     _digest: bytes
     last_is_target: bool = False  # see `DataArguments`
     sample_weight: Array | None = None  # in float64; None where all are equal
+    leak_checks: Mapping[str, LeakCheck] = field(default_factory=dict)  # for `CVResults.audit`
 
     @property
     def targets(self) -> Array:

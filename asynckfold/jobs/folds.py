@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,9 @@ def inner_folds(
             )
         except InputError as error:
             refuse(
-                replace(problem, rule=f"nested, the training part of {_name(*fold.key)}: {rule}")
+                replace(
+                    problem, rule=f"nested, the training part of {fold_name(*fold.key)}: {rule}"
+                )
                 for problem in error.problems
                 for rule in [problem.rule]
             )
@@ -194,23 +197,7 @@ def make_folds(
     >>> [len(fold.valid) for fold in folds]
     [2, 2, 2]
     """
-    group_array = None if groups is None else np.asarray(groups)
-    if group_array is not None and group_array.shape != (n_samples,):
-        rule = f"groups must hold one label for each of the {n_samples} samples"
-        received = f"an array of shape {group_array.shape}"
-        raise InputError.one(rule, received, "Pass an array of that length.")
-    # NaN alone differs from itself; pandas compares its NA to nothing.
-    missing = [
-        at
-        for at, label in enumerate(() if group_array is None else group_array.tolist())
-        if label is None or type(label).__name__ == "NAType" or label != label
-    ]
-    if missing:
-        raise InputError.one(
-            "groups must name the group of each sample",
-            f"{len(missing)} missing, the first of sample {missing[0]}",
-            "Give each sample that is alone a group of its own.",
-        )
+    group_array = None if groups is None else group_labels(groups, n_samples)
     if isinstance(cv, (int, np.integer)) and not isinstance(cv, bool):
         if stratify and targets.ndim == 1:
             refuse(_class_problems(targets, int(cv), classes))
@@ -245,7 +232,7 @@ def make_folds(
         problem
         for repeat, index, *sides in pairs
         for side, array in zip(("train", "valid", "inner_valid"), sides, strict=False)
-        for problem in _side_problems(f"{_name(repeat, index)}: {side}", array, n_samples)
+        for problem in _side_problems(f"{fold_name(repeat, index)}: {side}", array, n_samples)
     )
     folds = tuple(
         Fold(repeat, index, *(_indices(np.asarray(side)) for side in sides))
@@ -309,6 +296,28 @@ def _pairs_of_task(task: Any) -> list[tuple[Any, ...]]:
         for repeat in range(repeats)
         for index in range(count)
     ]
+
+
+def group_labels(groups: Any, n_samples: int) -> npt.NDArray[Any]:
+    """Return the group of each sample; refuse another number of them, and missing ones."""
+    labels = np.asarray(groups)
+    if labels.shape != (n_samples,):
+        rule = f"groups must hold one label for each of the {n_samples} samples"
+        received = f"an array of shape {labels.shape}"
+        raise InputError.one(rule, received, "Pass an array of that length.")
+    # NaN alone differs from itself; pandas compares its NA to nothing.
+    missing = [
+        at
+        for at, label in enumerate(labels.tolist())
+        if label is None or type(label).__name__ == "NAType" or label != label
+    ]
+    if missing:
+        raise InputError.one(
+            "groups must name the group of each sample",
+            f"{len(missing)} missing, the first of sample {missing[0]}",
+            "Give each sample that is alone a group of its own.",
+        )
+    return labels
 
 
 def _pairs_of(
@@ -382,7 +391,7 @@ def _divided(
     except ValueError as error:
         raise InputError.one(
             f"inner_valid={share:g} must leave samples of each class on both sides",
-            f"{_name(*fold.key)}, {len(rows)} samples: {error}".rstrip("."),
+            f"{fold_name(*fold.key)}, {len(rows)} samples: {error}".rstrip("."),
             "Pass a larger or smaller part, fewer folds, or stratify=False.",
         ) from error
     return replace(fold, inner_valid=np.sort(inner))
@@ -423,9 +432,17 @@ def _inner_part(
     return _indices(inner)
 
 
-def _name(repeat: int, index: int, inner: int | None = None) -> str:
+def fold_name(repeat: int, index: int, inner: int | None = None) -> str:
+    """Return ``"fold 0"``, ``"fold 0 of repeat 1"``, ``"inner fold 2 of fold 0"``."""
     part = "" if inner is None else f"inner fold {inner} of "
     return f"{part}fold {index}" + (f" of repeat {repeat}" if repeat else "")
+
+
+def shares_of_folds(rows: Mapping[tuple[int, ...], Sequence[int]], folds: Sequence[Fold]) -> str:
+    """Return ``"2 of 3 in fold 1"`` for some held-out samples, by key of their fold."""
+    sizes, more = {fold.key: len(fold.valid) for fold in folds}, len(rows) - 5
+    each = (f"{len(some)} of {sizes[key]} in {fold_name(*key)}" for key, some in rows.items())
+    return ", ".join(islice(each, 5)) + f" and more in {more} other folds" * (more > 0)
 
 
 def _indices(array: npt.NDArray[Any]) -> Indices:
@@ -498,7 +515,7 @@ def _side_problems(name: str, side: Any, n_samples: int) -> Iterator[Problem]:
 
 
 def _leaks(fold: Fold, groups: npt.NDArray[Any] | None) -> Iterator[Problem]:
-    name, common = _name(*fold.key), np.intersect1d(fold.train, fold.valid)
+    name, common = fold_name(*fold.key), np.intersect1d(fold.train, fold.valid)
     if common.size:
         yield Problem(
             f"{name}: train and valid must not share samples",

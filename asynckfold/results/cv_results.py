@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from asynckfold.errors import AbsentError, AsyncKFoldError, InputError, refuse
 from asynckfold.jobs.decoding import uncollected
-from asynckfold.jobs.folds import outer_folds
+from asynckfold.jobs.folds import group_labels, outer_folds
 from asynckfold.jobs.objective import Objective
 from asynckfold.jobs.plan import Job, folds_fingerprint
 from asynckfold.jobs.reproducibility import reproducibility_of
@@ -21,8 +21,10 @@ from asynckfold.results import tables
 from asynckfold.results.candidates import Candidate, done_jobs, find_job
 from asynckfold.results.run_scores import RunScores
 from asynckfold.store import RunReader, RunStore
+from asynckfold.store.layout import DATABASE
 
 if TYPE_CHECKING:
+    from asynckfold.results.audit import Audit
     from asynckfold.results.cross_fitting import Floats, HeldOutFold
     from asynckfold.results.decisions import Calibrator, Threshold
     from asynckfold.results.ensemble import Blend, FoldEnsemble
@@ -257,6 +259,29 @@ class CVResults(RunScores):
 
         name = _name_of(self, candidate)
         return calibrator_of(name, method, *self._held_out([name]))
+
+    def audit(self, groups: Any = None) -> Audit:
+        """Look for what makes cross-validation lie; the page "What is checked" lists the codes.
+
+        Trains and reads nothing again: the samples were looked at when the run began.
+
+        Parameters
+        ----------
+        groups : array-like of shape (n_samples,), optional
+            The group of each sample, such as its patient, if the call did not get them.
+
+        Returns
+        -------
+        Audit
+            The findings with their evidence, and what could not be checked.
+        """
+        from asynckfold.results.audit import make_audit
+
+        labels = None if groups is None else group_labels(groups, self.n_samples)
+        if not (self.root_dir / DATABASE).is_file():
+            return make_audit(self, None, {}, labels)
+        with RunStore.read(self.root_dir) as reader:
+            return make_audit(self, reader.splits()[1], reader.about, labels)
 
     def _held_out(self, names: Sequence[str]) -> tuple[Objective, list[HeldOutFold]]:
         from asynckfold.results.cross_fitting import held_out_folds

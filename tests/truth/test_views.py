@@ -38,7 +38,7 @@ from asynckfold import (
 )
 from asynckfold.data.arrays import as_given, rounded
 from asynckfold.data.batches import Batches
-from asynckfold.data.duplicates import copies_note
+from asynckfold.data.duplicates import copies
 from asynckfold.data.prepare import prepare
 from asynckfold.data.transforms.random_numbers import seeded
 from asynckfold.jobs.folds import make_folds
@@ -574,15 +574,14 @@ def test_mirrored_images_are_copies_and_few_values_are_not() -> None:
     random = np.random.default_rng(0)
     images = random.integers(0, 255, (60, 1, 8, 8), dtype=np.uint8)
     folds = [Fold(0, 0, TRAIN, VALID)]
-    assert copies_note(images, folds) == ""
+    assert copies(images, folds).note == ""
     images[40:50] = images[:10, :, :, ::-1]
-    assert "equal a training sample or mirror one: 10 of 20 in fold 0." in copies_note(
-        images, folds
-    )
-    assert copies_note(random.integers(0, 2, (60, 3)), folds) == ""
-    assert "one by one" in copies_note(None, folds)
+    mirrored = copies(images, folds).note
+    assert "equal a training sample or mirror one: 10 of 20 in fold 0." in mirrored
+    assert copies(random.integers(0, 2, (60, 3)), folds).note == ""
+    assert "one by one" in copies(None, folds).why_not
     iris = load_iris().data
-    assert copies_note(iris, make_folds(150, iris, 5, stratify=False)) == ""
+    assert copies(iris, make_folds(150, iris, 5, stratify=False)).note == ""
 
 
 # ---- evaluation ----

@@ -152,9 +152,9 @@ def update(
 
     `parts` are the numbers as JSON, by name.
     """
-    # No figure shows events, and a call without pending jobs adds some. Of the verdict, which has
-    # a pair for any two models, figures show the sentences.
-    shown = {**parts, "events": "", "verdict": str(summary.verdict)}
+    # No figure shows the audit, or events, of which a call without pending jobs adds some. Of the
+    # verdict, which has a pair for any two models, figures show the sentences.
+    shown = {**parts, "audit": "", "events": "", "verdict": str(summary.verdict)}
     text = json.dumps([shown, version("asynckfold")])
     digest = hashlib.sha256(text.encode()).hexdigest()
     order = _Order(folder.absolute(), summary, digest)

@@ -17,6 +17,7 @@ from asynckfold.errors import AsyncKFoldError
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import Reproducibility
 from asynckfold.jobs.result import DONE
+from asynckfold.results.audit import Audit, make_audit
 from asynckfold.results.cv_results import CVResults, read_results, refit_note
 from asynckfold.results.report.attempts import (
     Bar,
@@ -74,6 +75,7 @@ class Summary:
     fold_names: tuple[str, ...]
     highest: str | None  # name of the complete candidate with the highest mean, best or not
     verdict: Verdict
+    audit: Audit
     class_names: tuple[str, ...]  # rows and columns of confusion matrices; empty for regression
     packed_seconds: float  # wall time over all sessions
     speedup: Speedup | None
@@ -125,7 +127,7 @@ def _rows(pairs: Pairs) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-_UNSHOWN = ("cli", "command", "folder", "decision")
+_UNSHOWN = ("cli", "command", "folder", "decision", "leak checks")
 """Recorded facts that the report shows elsewhere, or that are private."""
 
 
@@ -154,6 +156,7 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
         fold_names=fold_names(outcome.plan),
         highest=rows[0].name if rows and rows[0].rank == 1 else None,
         verdict=outcome.verdict,
+        audit=make_audit(outcome, targets, about),
         class_names=class_names(plan, confusions),
         packed_seconds=outcome.seconds,
         speedup=outcome.timing if outcome.baseline else None,
