@@ -9,6 +9,7 @@
                                              ├─ tables                      cv_results_, frames
                                              ├─ out_of_fold                 held-out outputs
                                              ├─ ensemble                    models of the folds
+                                             ├─ intervals                   how sure they are
                                              ├─ speedup                     serial against packed
                                              └─ report: summary ─► figures ─► page, charts
 """

@@ -19,6 +19,7 @@ from asynckfold.jobs.reproducibility import reproducibility_of
 from asynckfold.jobs.result import Result
 from asynckfold.results import tables
 from asynckfold.results.candidates import Candidate, done_jobs, find_job
+from asynckfold.results.out_of_fold import layers_of
 from asynckfold.results.run_scores import RunScores
 from asynckfold.store import RunReader, RunStore
 from asynckfold.store.layout import DATABASE
@@ -282,6 +283,52 @@ class CVResults(RunScores):
             return make_audit(self, None, {}, labels)
         with RunStore.read(self.root_dir) as reader:
             return make_audit(self, reader.splits()[1], reader.about, labels)
+
+    def intervals(self, inputs: Any, candidate: str | None = None, alpha: float = 0.1) -> Any:
+        """Return prediction intervals of numbers, or prediction sets of classes, without training.
+
+        Each new sample is compared with the held-out samples, by the models of their folds. Numbers
+        by CV+ (Barber, Candès, Ramdas and Tibshirani 2021), classes by cross-conformal prediction
+        (Vovk 2015) with the score 1 - probability.
+
+        They hold the truth of a new sample with a probability of about ``1 - alpha``; guaranteed
+        is ``1 - 2 * alpha - (2 / n) ** 0.5`` of n held-out samples, for any model, if the samples
+        are exchangeable, as those of time series and groups are not, and the candidate was not
+        chosen by them. With repeats, the folds of the first one are used: for several
+        partitions nothing is guaranteed.
+
+        Parameters
+        ----------
+        inputs : array, tensor, or map-style Dataset
+            Samples as `FoldEnsemble.predict` takes them.
+        candidate : str, optional
+            By default the best.
+        alpha : float
+            Share of new samples that may be outside.
+
+        Returns
+        -------
+        tuple of two ndarrays of shape (n,), or ndarray of bool, shape (n, n_classes)
+            Lower and upper bounds, in the units of the data set; or which classes are in each set,
+            in the order of `classes_`. Sets may be empty. Of fewer than ``1 / alpha - 1`` held-out
+            samples, bounds are infinite, and sets hold all classes.
+
+        Raises
+        ------
+        InputError
+            A sample has several numbers or labels; or as `ensemble` and `calibrate` do.
+        """
+        from asynckfold.results.intervals import alpha_problems, intervals_of
+
+        refuse(alpha_problems(alpha))
+        _live_models(self)
+        name = _name_of(self, candidate)
+        objective, parts = self._held_out([name])
+        jobs = {job.key: job for job in self.plan.jobs if job.candidate == name}
+        layers = zip(self.folds, parts, layers_of(self.folds), strict=True)
+        first = {jobs[fold.key]: part for fold, part, layer in layers if layer == 0}
+        values = _ensemble_of(self, list(first))._values(inputs)
+        return intervals_of(objective, list(first.values()), values, alpha)
 
     def _held_out(self, names: Sequence[str]) -> tuple[Objective, list[HeldOutFold]]:
         from asynckfold.results.cross_fitting import held_out_folds

@@ -28,7 +28,7 @@ def _class_problems(objective: Objective, parts: Sequence[HeldOutFold]) -> Itera
         yield Problem(rule, objective.kind, remedy)
 
 
-def _pair(parts: Sequence[HeldOutFold], objective: Objective) -> tuple[Array, Floats]:
+def codes_and_shares(parts: Sequence[HeldOutFold], objective: Objective) -> tuple[Array, Floats]:
     """Return classes and probabilities, (n, n_classes), of the first candidate."""
     shares = np.concatenate([part.values[0] for part in parts])
     if shares.shape[1] == 1:
@@ -133,7 +133,7 @@ def threshold_of(
     place = known.index(objective.pos_label) if objective.pos_label in known else 1
 
     def pair(some: Sequence[HeldOutFold]) -> tuple[Array, Floats]:
-        codes, shares = _pair(some, objective)
+        codes, shares = codes_and_shares(some, objective)
         return (codes == place).astype(np.int64), shares[:, place]
 
     def score_at(cut: float, part: HeldOutFold) -> float:
@@ -241,17 +241,17 @@ def calibrator_of(
         raise InputError.one(rule, repr(method), remedy)
 
     def fit(some: Sequence[HeldOutFold]) -> tuple[float | None, Rescale]:
-        codes, shares = _pair(some, objective)
+        codes, shares = codes_and_shares(some, objective)
         if method == "isotonic":
             return None, isotonic(codes, shares)
         chosen = best_temperature(codes, shares)
         return chosen, lambda each: scaled(each, chosen)
 
     def rescaled(fitted: tuple[float | None, Rescale], part: HeldOutFold) -> Floats:
-        return fitted[1](_pair([part], objective)[1])
+        return fitted[1](codes_and_shares([part], objective)[1])
 
     (temperature, rescale), parted = cross_fitted(parts, fit, rescaled)
-    codes, before = _pair(parts, objective)
+    codes, before = codes_and_shares(parts, objective)
     after = np.concatenate(parted)
     losses = log_loss(codes, before), log_loss(codes, after)
     errors = calibration_error(codes, before), calibration_error(codes, after)

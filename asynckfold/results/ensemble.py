@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -206,8 +206,7 @@ class FoldEnsemble:
             rule = "predict_proba needs outputs whose probabilities are known"
             remedy = "Use outputs, or make the run with output_transform=."
             refuse([Problem(rule, f"outputs that are {self.objective.scale}", remedy)])
-        means = [self._mean(self._probabilities(batch)) for batch in self._outputs(inputs)]
-        return np.concatenate(means)
+        return np.concatenate([self._mean(each) for each in self._values(inputs)])
 
     def predict(self, inputs: Any) -> npt.NDArray[Any]:
         """Return the most probable label of each sample, or the mean prediction of a regression.
@@ -225,11 +224,7 @@ class FoldEnsemble:
         if objective.outputs and objective.scale != TRANSFORMED:
             refuse([_several_problem(objective, "predict")])
         if objective.kind == REGRESSION:
-            batches = (
-                [predicted(objective, one, self._transform) for one in batch]
-                for batch in self._outputs(inputs)
-            )
-            means = [self._mean(np.stack(predictions)) for predictions in batches]
+            means = [self._mean(each) for each in self._values(inputs)]
             return np.concatenate(means).astype(np.float32)
         if objective.scale in (MARGINS, UNKNOWN):
             predictions = predicted(objective, self._mean_outputs(inputs), self._transform)
@@ -239,9 +234,11 @@ class FoldEnsemble:
             return (shares > 0.5).astype(np.int64)
         return objective.labels_of(np.asarray(shares.argmax(axis=1), np.int64), shares.shape[1])
 
-    def _probabilities(self, batch: Outputs) -> npt.NDArray[np.float64]:
-        each = [probabilities(self.objective, one, self._transform) for one in batch]
-        return np.stack(each)
+    def _values(self, inputs: Any) -> Iterator[npt.NDArray[Any]]:
+        """Yield the numbers or probabilities of each model, (models, batch, ...)."""
+        value = predicted if self.objective.kind == REGRESSION else probabilities
+        for batch in self._outputs(inputs):
+            yield np.stack([value(self.objective, one, self._transform) for one in batch])
 
 
 @dataclass(frozen=True, eq=False)

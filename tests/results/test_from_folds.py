@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,15 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import expit, softmax
+from sklearn.base import clone
 from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LinearRegression
 from sklearn.metrics import log_loss
+from sklearn.model_selection import KFold
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, InputError, load_model, load_results
+from asynckfold.results.intervals import bounds, sets
 from tests.toy import adam, samples
 
 X, Y = samples()
@@ -247,3 +252,101 @@ def test_what_has_no_threshold_is_refused(run: CVResults, two: CVResults) -> Non
         two.threshold("f11")
     with pytest.raises(InputError, match="method must be 'temperature' or 'isotonic'"):
         two.calibrate(method="platt")  # type: ignore[arg-type]
+
+
+# Intervals
+
+NEW = X[:7] + np.float32(0.2)
+NUMBERS = (100 + 20 * X[:, :1] + 10 * X[:, 1:2] ** 2).astype(np.float32)
+
+
+def outputs_of(results: CVResults, fold: int, rows: Any) -> Any:
+    """What the model of a fold of the first repeat gives."""
+    model = results.model(results.candidates[0].name, fold)
+    return model(torch.from_numpy(rows)).detach().double().numpy()
+
+
+def numbers_of(results: CVResults, fold: int, rows: Any) -> Any:
+    trained = NUMBERS[results.folds[fold].train]
+    return outputs_of(results, fold, rows) * trained.std() + trained.mean()
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> CVResults:
+    words = {"n_repeats": 2, "target_transform": "standardize"}
+    root, model = tmp_path_factory.mktemp("lines") / "run", {"line": lambda: nn.Linear(8, 1)}
+    return called(root, model, (X, NUMBERS), nn.MSELoss(), 3, **words)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.3, 0.01])
+def test_intervals_of_numbers_are_cv_plus_in_the_units_of_the_targets(
+    lines: CVResults, alpha: float
+) -> None:
+    lower, upper = [], []
+    for k, fold in enumerate(lines.folds[:3]):
+        new = numbers_of(lines, k, NEW)[:, 0]
+        for residual in np.abs(numbers_of(lines, k, X[fold.valid]) - NUMBERS[fold.valid]):
+            lower.append(residual - new)
+            upper.append(residual + new)
+    low, high = lines.intervals(NEW, alpha=alpha)
+    if (place := math.ceil((1 - alpha) * 61)) > 60:
+        assert (high - low == np.inf).all()
+    else:
+        np.testing.assert_allclose(low, -np.sort(lower, axis=0)[place - 1], rtol=1e-4)
+        np.testing.assert_allclose(high, np.sort(upper, axis=0)[place - 1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("alpha", [0.4, 0.6, 0.01])
+def test_sets_of_classes_are_cross_conformal(run: CVResults, two: CVResults, alpha: float) -> None:
+    """A class is in a set where its p value (Vovk 2015) is above alpha."""
+    kinds: list[tuple[CVResults, Any, Any]] = [
+        (run, lambda each: softmax(each, axis=1), Y),
+        (two, lambda each: np.stack([expit(-each), expit(each)], axis=1), np.minimum(Y, 1)),
+    ]
+    for results, shares_of, codes in kinds:
+        above = np.ones((len(NEW), codes.max() + 1))
+        for k, fold in enumerate(each for each in results.folds if each.repeat == 0):
+            held, new = (shares_of(outputs_of(results, k, rows)) for rows in (X[fold.valid], NEW))
+            for share, code in zip(held, codes[fold.valid], strict=True):
+                above += new >= share[code]
+        found = results.intervals(NEW, results.candidates[0].name, alpha)
+        np.testing.assert_array_equal(found, above / 61 > alpha)
+        assert found.all() == (alpha == 0.01)
+
+
+def test_intervals_hold_as_many_new_samples_as_they_say() -> None:
+    random, folds, within = np.random.default_rng(0), np.arange(40) % 4, []
+    for _ in range(200):
+        x, noise = random.normal(size=(2, 90))
+        y = np.sin(2 * x) + noise**3 / 3
+        fits = [np.polyfit(x[:40][folds != k], y[:40][folds != k], 1) for k in range(4)]
+        line = np.array([np.polyval(fit, x) for fit in fits])
+        parts = [np.abs(y[:40] - line[k, :40])[folds == k] for k in range(4)]
+        low, high = bounds(parts, line[:, 40:], 0.2)
+        codes, shares = (y > 0).astype(int), np.stack([expit(-line), expit(line)], axis=2)
+        scores = 1 - shares[folds, np.arange(40), codes[:40]]
+        chosen = sets([scores[folds == k] for k in range(4)], shares[:, 40:], 0.2)
+        in_set = chosen[np.arange(50), codes[40:]]
+        within.append([((low <= y[40:]) & (y[40:] <= high)).mean(), in_set.mean()])
+    assert ((np.mean(within, axis=0) > 0.79) & (np.mean(within, axis=0) < 0.86)).all()
+
+
+def test_bounds_are_those_of_mapie() -> None:
+    mapie = pytest.importorskip("mapie.regression")
+    model, splits, y = LinearRegression(), KFold(5), NUMBERS[:, 0].astype(float)
+    fits = [(held, clone(model).fit(X[train], y[train])) for train, held in splits.split(X)]
+    residuals = [np.abs(y[held] - fit.predict(X[held])) for held, fit in fits]
+    new = np.array([fit.predict(NEW) for _, fit in fits])
+    words = {"confidence_level": 0.85, "method": "plus", "cv": splits}
+    theirs = mapie.CrossConformalRegressor(model, **words).fit_conformalize(X, y)
+    expected = theirs.predict_interval(NEW)[1][..., 0]
+    np.testing.assert_allclose(np.transpose(bounds(residuals, new, 0.15)), expected)
+
+
+def test_what_has_no_intervals_is_refused(lines: CVResults, tmp_path: Path) -> None:
+    for alpha in (0, 1, float("nan"), "0.1"):
+        with pytest.raises(InputError, match="alpha must be a number above 0 and below 1"):
+            lines.intervals(NEW, alpha=alpha)  # type: ignore[arg-type]
+    pairs = called(tmp_path / "run", {"a": nn.Linear(8, 2)}, (X, X[:, :2]), nn.MSELoss())
+    with pytest.raises(InputError, match="targets must be one number or class a sample"):
+        pairs.intervals(NEW)
