@@ -351,9 +351,12 @@ class Settings(MachineArguments, JobTrainer):
         the same bits. Counts the time since the model was built, over all attempts and sessions,
         with evaluations and checkpoints but without pauses and waiting. Each job of a fusion group
         counts an equal share. A batch that never ends is left to `stall_timeout`.
-    refit : bool or str
+    refit : bool, str or callable
         Train the best candidate on all samples at the end; or a candidate by name, as
-        ``"LeNet5/cosine"``. ``"best"`` is True. The result is a separate run below
+        ``"LeNet5/cosine"``. ``"best"`` is True. ``"1se"`` takes the model of the fewest parameters
+        within one standard error of the best (Breiman et al. 1984); of equal ones, the best. A
+        function ``cv_results_`` → index selects it as in scikit-learn. Then that candidate is
+        `CVResults.best_index_`, and there is no ``best_score_``. The result is a separate run below
         ``refit`` in the run's folder: `CVResults.refitted`, and ``results.state_dict(fold="all")``.
         That of another candidate than the best is ``results.on_all_samples(name)``.
     race : bool
@@ -505,7 +508,7 @@ class Settings(MachineArguments, JobTrainer):
         above=0,
         remedy="Pass job_timeout_s=3600, or None for no limit.",
     )
-    refit: bool | str = argument(
+    refit: bool | str | Callable[[dict[str, Any]], int] = argument(
         False,
         group="training",
         remedy="Pass refit=True, and name the score that chooses first in scoring.",

@@ -179,7 +179,9 @@ class _AsyncKFoldEstimator(BaseEstimator):  # type: ignore[misc]
     def _keep(self, results: CVResults, predictor: FoldEnsemble) -> None:
         self.results_, self.predictor_ = results, predictor
         for name in ("cv_results_", "best_params_", "best_score_"):
-            setattr(self, name, getattr(results, name))
+            # A `refit` of the run may select by another rule than the score.
+            if hasattr(results, name):
+                setattr(self, name, getattr(results, name))
 
     def _problems(self) -> Iterator[Problem]:
         for name, taken in ("settings", ELSEWHERE), ("trainer_params", {"epochs": "epochs"}):

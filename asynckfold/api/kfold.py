@@ -283,12 +283,12 @@ class AsyncKFold:
 
     def _refit(self, call: Call, results: CVResults) -> None:
         """Train the best candidate, or the one that is named, on all samples."""
-        from asynckfold.api.refit import BEST, chosen, chosen_epochs, on_all_samples
+        from asynckfold.api.refit import chosen, chosen_epochs, names_one, on_all_samples
 
         run, refit, budget = call.run, self.settings.refit, self.settings.time_budget_s
         best = chosen(results, refit)
         if best is None:
-            who = "no candidate has" if refit in (True, BEST) else f"{refit} does not have"
+            who = f"{refit} does not have" if names_one(refit) else "no candidate has"
             run.event("refit", f"nothing was refitted: {who} a score on every fold")
             return
         if budget is not None:
@@ -325,7 +325,8 @@ class AsyncKFold:
         if not refitted.counts["pending"]:
             place = refitted.root_dir.relative_to(run.root).as_posix()
             size, seconds = f"{results.n_samples:,}", f"{refitted.seconds:.1f}"
-            text = f"{best.name} was trained on all {size} samples in {seconds} s: {place}"
+            why = ", selected by refit," if results._select is not None else ""
+            text = f"{best.name}{why} was trained on all {size} samples in {seconds} s: {place}"
             if text not in {event.text for event in run.reader.events()}:
                 run.event("refit", text)
 

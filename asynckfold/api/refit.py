@@ -12,14 +12,15 @@ expected of it on others is what the folds say.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from asynckfold.api.arguments import Settings
-from asynckfold.errors import Problem, nearest
+from asynckfold.errors import InputError, Problem, nearest
 from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.result import BEST_EPOCH
 from asynckfold.results.candidates import Candidate
@@ -34,23 +35,70 @@ SEEN = "on training samples, so it says nothing about new ones"
 """What a run says of such scores."""
 
 
-BEST = "best"
+BEST, ONE_SE = "best", "1se"
 
 
 def refit_problems(settings: Settings, names: Sequence[str]) -> Iterator[Problem]:
     """Yield that `refit` names no candidate."""
     asked: object = settings.refit
-    if isinstance(asked, bool) or asked == BEST or asked in names:
+    if isinstance(asked, bool) or callable(asked) or asked in (BEST, ONE_SE, *names):
         return
-    rule = "refit must be True, False, 'best', or the name of a candidate"
-    guess = nearest(asked, [BEST, *names]) if isinstance(asked, str) else ""
+    rule = "refit must be True, False, 'best', '1se', a function, or the name of a candidate"
+    guess = nearest(asked, [BEST, ONE_SE, *names]) if isinstance(asked, str) else ""
     remedy = f"The candidates are {', '.join(names)}. The first in scoring chooses the best.{guess}"
     yield Problem(rule, one_line(asked), remedy)
 
 
-def chosen(results: CVResults, refit: bool | str) -> Candidate | None:
+def names_one(refit: Any) -> bool:
+    """Whether `refit` is the name of a candidate."""
+    return isinstance(refit, str) and refit not in (BEST, ONE_SE)
+
+
+def selector(refit: Any) -> Callable[[CVResults], int] | None:
+    """Return what selects the best candidate; None for the highest mean."""
+    if callable(refit):
+        return lambda results: _checked(results, refit(results.cv_results_))
+    return simplest_within_one_se if refit == ONE_SE else None
+
+
+def _checked(results: CVResults, index: Any) -> int:
+    rows, metric = results.candidates, results.plan.scoring[0]
+    is_whole = isinstance(index, int | np.integer) and not isinstance(index, bool)
+    if not is_whole or not 0 <= index < len(rows) or not rows[index].ranks_by(metric):
+        rule = "refit must return the index of a candidate that has a score on every fold"
+        remedy = f"Return an int from 0 to {len(rows) - 1}; the folds keep their results."
+        raise InputError.one(rule, one_line(index), remedy)
+    return int(index)
+
+
+def simplest_within_one_se(results: CVResults) -> int:
+    """Return the index of the simplest candidate within one standard error of the best.
+
+    The rule of Breiman, Friedman, Olshen and Stone (1984): the standard error is that of the
+    highest mean, over its folds. Simplest is the model of the fewest parameters; of equal ones,
+    the highest mean; of equal means, the first.
+    """
+    rows, metric, highest = results.candidates, results.plan.scoring[0], results._highest
+    scores = rows[highest].scores[metric]
+    error = float(scores.std(ddof=1)) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0
+    least = rows[highest].mean(metric) - error
+    near = {
+        place: row
+        for place, row in enumerate(rows)
+        if place == highest or (row.ranks_by(metric) and row.mean(metric) >= least)
+    }
+
+    def order(place: int) -> tuple[float, float, int]:
+        model = results.model(near[place].name)
+        size = sum(item.numel() for item in model.parameters())
+        return size, -near[place].mean(metric), place
+
+    return min(near, key=order) if len(near) > 1 else highest
+
+
+def chosen(results: CVResults, refit: Any) -> Candidate | None:
     """Return the candidate that `refit` asks for, if it has a score on every fold."""
-    if refit is True or refit == BEST:
+    if not names_one(refit):
         return results.candidates[results.best_index_] if results.has_best else None
     metric = results.plan.scoring[0]
     rows = (row for row in results.candidates if row.name == refit and row.ranks_by(metric))

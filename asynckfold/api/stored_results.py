@@ -184,4 +184,9 @@ def with_models(
         facts = None if samples is None else samples.facts
         return RunModels(results, recipe, settings, facts, default_dtype)
 
-    return replace(results, _load_models=load_models, _load_refit=load_refit)
+    select = None
+    if settings.refit:
+        from asynckfold.api.refit import selector
+
+        select = selector(settings.refit)
+    return replace(results, _load_models=load_models, _load_refit=load_refit, _select=select)

@@ -58,8 +58,10 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
     )
     _say(forecast, out)
     if kfold.settings.refit:
-        named = kfold.settings.refit not in (True, "best")
-        who = kfold.settings.refit if named else "the best candidate"
+        from asynckfold.api.refit import names_one
+
+        refit = kfold.settings.refit
+        who = refit if names_one(refit) else "the best candidate"
         out.say(f"then {who} on all samples; its time is not in the prediction")
     if not forecast.choice.nodes:
         out.say(f"jobs at a time now: {len(first)}; {now(machine.describe()['cpu'], load).why}")

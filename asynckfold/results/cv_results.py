@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -64,6 +65,32 @@ class CVResults(RunScores):
     _load_refit: Callable[[Candidate], CVResults | None] | None = None
     _load_models: Callable[[], Any] | None = None
     _build_model: Callable[[Job], Any] | None = None
+    _select: Callable[[CVResults], int] | None = None  # of `refit`, see `api.refit`
+
+    @property
+    def best_index_(self) -> int:
+        """Position of the best complete candidate, or of the one that ``refit`` selects.
+
+        `AbsentError` if no candidate is complete.
+        """
+        return self._highest if self._select is None or not self.has_best else self._selected
+
+    @cached_property
+    def _selected(self) -> int:
+        assert self._select is not None
+        return self._select(self)
+
+    @property
+    def best_score_(self) -> float:
+        """Mean score of the best complete candidate, by the first metric.
+
+        `AbsentError` if ``refit`` selected it by another rule, as in scikit-learn.
+        """
+        if self._select is None:
+            return super().best_score_
+        rule = "best_score_ is the highest mean, and refit selected by another rule"
+        remedy = "Use results.candidates[results.best_index_].mean(metric)."
+        raise AbsentError.one(rule, self.candidates[self.best_index_].name, remedy)
 
     @property
     def refitted(self) -> CVResults | None:

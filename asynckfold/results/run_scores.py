@@ -67,13 +67,14 @@ class RunScores:
     def nested(self) -> NestedScores | None:
         """How well choosing a candidate does, by its inner folds; None without ``nested``.
 
-        Print it for a table. ``mean`` and ``std`` are of the outer scores, ``bias`` is
-        `best_score_` minus that mean; ``folds`` have the choices, ``inner_scores`` is a table of
-        the inner jobs.
+        Print it for a table. ``mean`` and ``std`` are of the outer scores, ``bias`` is the highest
+        mean score minus that mean; ``folds`` have the choices, ``inner_scores`` is a table of the
+        inner jobs.
         """
         if self._whole is None:
             return None
-        best = self.best_score_ if self.has_best else math.nan
+        rows, metric = self.candidates, self.plan.scoring[0]
+        best = rows[self._highest].mean(metric) if self.has_best else math.nan
         return nested_scores(*self._whole, self.error_score, best)
 
     @cached_property
@@ -105,6 +106,10 @@ class RunScores:
     @property
     def best_index_(self) -> int:
         """Position of the best complete candidate; `AbsentError` if there is none."""
+        return self._highest
+
+    @property
+    def _highest(self) -> int:
         if not self.has_best:
             raise AbsentError.one(
                 "no candidate has a score on every fold, so none is best",

@@ -39,7 +39,8 @@ def called(
 ) -> CVResults:
     settings = {"verbose": 0, "baseline": None, "parallelize": False, "refit": True, **settings}
     kfold = AsyncKFold(3, data, root, nn.CrossEntropyLoss(), 10, **settings)
-    return kfold({"Tiny": model}, ["step", "cosine"], adam, {"epochs": 2, **(params or {})})
+    models = model if isinstance(model, dict) else {"Tiny": model}
+    return kfold(models, ["step", "cosine"], adam, {"epochs": 2, **(params or {})})
 
 
 def told(root: Path) -> list[str]:
@@ -113,6 +114,33 @@ def test_a_refit_of_no_candidate_is_refused_before_the_start(root: Path, refit: 
     assert "The candidates are Tiny/step, Tiny/cosine." in str(refused.value)
     assert ("Did you mean 'Tiny/cosine'?" in str(refused.value)) == (refit == "Tiny/cosin")
     assert not root.exists()
+
+
+def height(labels: Any, outputs: Any) -> float:
+    """A score of the number of outputs, on top of what differs by fold."""
+    return float(labels[:7].mean()) - {3: 0.0, 4: 0.01, 5: 9.0}[outputs.shape[1]]
+
+
+def test_refit_selects_by_one_standard_error_or_by_a_function(root: Path) -> None:
+    models = {
+        "top": lambda: nn.Linear(8, 3),
+        "near": lambda: nn.Sequential(nn.Linear(8, 1), nn.Linear(1, 4)),
+        "far": lambda: nn.Sequential(nn.Linear(8, 1), nn.Linear(1, 5, bias=False)),
+    }
+    simple = called(root, models, scoring=height, refit="1se")
+    error = simple.candidates[0].scores["height"].std(ddof=1) / 3**0.5
+    assert 0.01 < error < 9
+    assert simple.best_params_ == {"model": "near", "scheduler": "step"}
+    lowest = called(root, models, scoring=height, refit=lambda it: it["mean_test_height"].argmin())
+    assert lowest.best_index_ == 4
+    assert not hasattr(lowest, "best_score_")
+    for results, name in ((simple, "near"), (lowest, "far")):
+        assert results.refitted is not None
+        assert {job.model for job in results.refitted.plan.jobs} == {name}
+        assert "top" in str(results.verdict)
+    for wrong in (6, -1, True, 0.0):
+        with pytest.raises(InputError, match="refit must return the index of a candidate"):
+            called(root, models, scoring=height, refit=lambda _, wrong=wrong: wrong)
 
 
 def test_the_folds_are_as_without_it_and_nothing_is_trained_twice(root: Path) -> None:
