@@ -359,6 +359,10 @@ class Settings(MachineArguments, JobTrainer):
         `CVResults.best_index_`, and there is no ``best_score_``. The result is a separate run below
         ``refit`` in the run's folder: `CVResults.refitted`, and ``results.state_dict(fold="all")``.
         That of another candidate than the best is ``results.on_all_samples(name)``.
+    return_train_score : bool
+        Score each job's final model on its training part, too, for ``cv_results_``:
+        ``mean_train_accuracy`` and the like, as in scikit-learn. That is computed when
+        ``cv_results_`` is first read, in this process, on cores.
     race : bool
         Leave out candidates that can no longer win. After each fold that all candidates have ended,
         those that the first one beats are not trained any more, and not ranked. See the how-to
@@ -513,6 +517,7 @@ class Settings(MachineArguments, JobTrainer):
         group="training",
         remedy="Pass refit=True, and name the score that chooses first in scoring.",
     )
+    return_train_score: bool = argument(False, group="output", spelled="")
     race: bool = argument(False, group="training")
     race_alpha: float = argument(ALPHA, group="training", above=0, below=1)
     nested: int | None = argument(None, group="training", least=2, none="")

@@ -38,12 +38,14 @@ from asynckfold.jobs.folds import Fold, Indices
 from asynckfold.jobs.objective import Transform
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.recipe import Recipe
+from asynckfold.jobs.result import DONE
 from asynckfold.jobs.schema import Schema
 from asynckfold.results.candidates import candidates
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.ensemble import FoldEnsemble, Outputs
 from asynckfold.results.estimator_scores import EstimatorComparison
-from asynckfold.results.out_of_fold import wide, without_outputs
+from asynckfold.results.out_of_fold import of_one_width, wide, without_outputs
+from asynckfold.results.scoring import reported_names, resolve, score_of_rows
 from asynckfold.store import RunStore
 from asynckfold.training import preprocessing, seeding, setup
 from asynckfold.training.calls import outputs_of
@@ -319,6 +321,12 @@ class RunModels:
         with RunStore.read(self.results.root_dir) as reader:
             return reader.splits()[1]
 
+    @property
+    def weights(self) -> Array | None:
+        """Weights of samples, where these differ."""
+        weights = self.settings.sample_weight
+        return None if weights is None or not np.ptp(weights) else np.asarray(weights, np.float64)
+
     def model(self, job: Job) -> nn.Module:
         """Return the module of a job that is done, in evaluation mode, on the CPU."""
         return trained_model(self.results, self.recipe, self.default_dtype, job)
@@ -327,12 +335,40 @@ class RunModels:
         """Return the models of these jobs, which predict."""
         return TrainedModels(cache(lambda: self._prediction(jobs)))
 
+    def train_scores(self) -> dict[str, dict[str, float]]:
+        """Return the scores of each job that is done on its training part, by its id."""
+        results, scores = self.results, dict[str, dict[str, float]]()
+        plan, scoring = results.plan, self.settings.scoring
+        with seeding.preserved():
+            source, steps = self.samples
+            data = one_by_one(source, steps, self.targets, self.collation)
+            form = self._form(source, data)
+            for job in plan.jobs:
+                result, objective = results.results.get(job.id), plan.objective_of(job.model)
+                if result is None or result.status != DONE:
+                    continue
+                (member,) = self._members([job], data, form)
+                train = plan.fold_of(job, results.folds).train
+                batches = np.split(train, range(form.batch_size, len(train), form.batch_size))
+                parts = [
+                    member.outputs(transformed(data, some, form.preprocessed)) for some in batches
+                ]
+                is_ragged = objective.columns is not None and objective.columns.ragged
+                outputs = of_one_width(parts) if is_ragged else np.concatenate(parts)
+                computed = resolve(scoring, objective, self.transform)
+                for name in reported_names(scoring, objective.kind):
+                    del computed[name]
+                scores[job.id] = {
+                    name: score_of_rows(score, outputs, self.targets, self.weights, train)
+                    for name, score in computed.items()
+                }
+        return scores
+
     def compare_with(self, estimators: Any) -> EstimatorComparison:
         """Fit scikit-learn estimators on the folds of the run, see `CVResults.compare_with`."""
         from asynckfold.integrations import sklearn
 
         results, pairs = self.results, sklearn.named_estimators(estimators)
-        weights = self.settings.sample_weight
         objective = results.plan.objective_of("")
         refuse(sklearn.estimator_problems(pairs, self.settings.scoring, objective))
         with seeding.preserved():
@@ -353,7 +389,7 @@ class RunModels:
             self.settings.scoring,
             objective,
             self.given.codes,
-            None if weights is None or not np.ptp(weights) else np.asarray(weights, np.float64),
+            self.weights,
         )
         # Without `error_score`, which is not a sample.
         rows_of_run = candidates(results.plan, results.results)

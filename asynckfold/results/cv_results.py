@@ -19,7 +19,7 @@ from asynckfold.jobs.plan import Job, folds_fingerprint
 from asynckfold.jobs.reproducibility import reproducibility_of
 from asynckfold.jobs.result import Result
 from asynckfold.results import tables
-from asynckfold.results.candidates import Candidate, done_jobs, find_job
+from asynckfold.results.candidates import Candidate, candidates, done_jobs, find_job
 from asynckfold.results.out_of_fold import layers_of
 from asynckfold.results.run_scores import RunScores
 from asynckfold.store import RunReader, RunStore
@@ -66,6 +66,14 @@ class CVResults(RunScores):
     _load_models: Callable[[], Any] | None = None
     _build_model: Callable[[Job], Any] | None = None
     _select: Callable[[CVResults], int] | None = None  # of `refit`, see `api.refit`
+
+    @cached_property
+    def _trained(self) -> list[Candidate] | None:
+        if self._load_models is None or not self._load_models().settings.return_train_score:
+            return None
+        scores = self._load_models().train_scores()
+        found = {name: replace(self.results[name], scores=of) for name, of in scores.items()}
+        return candidates(self.plan, {**self.results, **found}, self.error_score)
 
     @property
     def best_index_(self) -> int:

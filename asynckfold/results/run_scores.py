@@ -95,8 +95,16 @@ class RunScores:
 
     @property
     def cv_results_(self) -> dict[str, Any]:
-        """Scores and times under scikit-learn's keys (``mean_test_accuracy``), by candidate."""
-        return tables.score_table(self.candidates, self.plan.scoring)
+        """Scores and times under scikit-learn's keys (``mean_test_accuracy``), by candidate.
+
+        Also ``mean_train_accuracy`` and the like with ``return_train_score``, see `AsyncKFold`.
+        """
+        return tables.score_table(self.candidates, self.plan.scoring, self._trained)
+
+    @cached_property
+    def _trained(self) -> list[Candidate] | None:
+        """Candidates with the scores of training parts, if the call asked for them."""
+        return None
 
     @property
     def has_best(self) -> bool:

@@ -99,6 +99,18 @@ def resolve(
     return {str(name): _score(str(name), item, objective, transform) for name, item in pairs}
 
 
+def score_of_rows(
+    score: Score,
+    outputs: Outputs,
+    targets: npt.NDArray[Any],
+    weights: npt.NDArray[Any] | None,
+    rows: npt.NDArray[np.int64],
+) -> float:
+    """Return a score of the outputs of some rows of the data set."""
+    of_rows = () if weights is None else (weights[rows],)
+    return float(score(targets[rows], outputs, *of_rows))
+
+
 def named_scores(scoring: Any, kind: str) -> list[tuple[Any, Any]]:
     """Return (name, score) pairs of what the user passed."""
     if scoring is None:

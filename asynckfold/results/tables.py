@@ -27,8 +27,13 @@ SHOWN = 20
 """Candidates in the table that results print, and in that of a notebook."""
 
 
-def score_table(rows: Sequence[Candidate], metrics: Sequence[str]) -> dict[str, Any]:
-    """Return scores and times under scikit-learn's keys, one entry per candidate."""
+def score_table(
+    rows: Sequence[Candidate], metrics: Sequence[str], trained: Sequence[Candidate] | None = None
+) -> dict[str, Any]:
+    """Return scores and times under scikit-learn's keys, one entry per candidate.
+
+    `trained` are the same candidates with scores on the training part of each fold.
+    """
     table: dict[str, Any] = {}
     for name, column in (("fit", "fit_seconds"), ("score", "score_seconds")):
         seconds = np.array([getattr(row, column) for row in rows])
@@ -40,13 +45,18 @@ def score_table(rows: Sequence[Candidate], metrics: Sequence[str]) -> dict[str, 
         table[f"param_{name}"] = np.ma.MaskedArray(values, [name not in item for item in params])
     table["params"] = params
     for metric in metrics:
-        scores = np.array([row.scores[metric] for row in rows])
-        for split in range(scores.shape[1]):
-            table[f"split{split}_test_{metric}"] = scores[:, split]
-        table[f"mean_test_{metric}"] = scores.mean(axis=1)
-        table[f"std_test_{metric}"] = scores.std(axis=1)
+        table |= _split_columns(rows, metric, "test")
         table[f"rank_test_{metric}"] = np.array(rank(rows, metric), dtype=np.int32)
+        if trained is not None:
+            table |= _split_columns(trained, metric, "train")
     return table
+
+
+def _split_columns(rows: Sequence[Candidate], metric: str, part: str) -> dict[str, Any]:
+    scores = np.array([row.scores[metric] for row in rows])
+    splits = {f"split{at}_{part}_{metric}": scores[:, at] for at in range(scores.shape[1])}
+    means = {f"mean_{part}_{metric}": scores.mean(axis=1)}
+    return {**splits, **means, f"std_{part}_{metric}": scores.std(axis=1)}
 
 
 def candidate_rows(
@@ -63,7 +73,7 @@ def candidate_rows(
     for position, row in zip(rank(rows, first), rows, strict=True):
         entry: Row = {
             "rank": position if row.ranks_by(first) else math.nan,
-            **_names_of(row.model, row.lr_schedule, parameters),
+            **names_of(row.model, row.lr_schedule, parameters),
             **({"device": row.device} if len(kinds) > 1 else {}),
         }
         entry |= {
@@ -125,7 +135,8 @@ def parameters_of(rows: Iterable[Candidate | Job]) -> list[str]:
     return sorted({name for row in rows for name in values_of(row.model, row.lr_schedule)})
 
 
-def _names_of(model: str, lr_schedule: str, parameters: Sequence[str]) -> Row:
+def names_of(model: str, lr_schedule: str, parameters: Sequence[str]) -> Row:
+    """Return the columns that name a candidate."""
     values = values_of(model, lr_schedule)
     return {
         "model": base_of(model),
@@ -136,7 +147,7 @@ def _names_of(model: str, lr_schedule: str, parameters: Sequence[str]) -> Row:
 
 def _place(job: Job, parameters: Sequence[str]) -> Row:
     return {
-        **_names_of(job.model, job.lr_schedule, parameters),
+        **names_of(job.model, job.lr_schedule, parameters),
         "repeat": job.repeat,
         "fold": job.fold,
     }

@@ -14,7 +14,7 @@ from scipy.special import expit, softmax
 from sklearn.base import clone
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LinearRegression
-from sklearn.metrics import log_loss
+from sklearn.metrics import log_loss, r2_score
 from sklearn.model_selection import KFold
 from torch import nn
 
@@ -254,7 +254,7 @@ def test_what_has_no_threshold_is_refused(run: CVResults, two: CVResults) -> Non
         two.calibrate(method="platt")  # type: ignore[arg-type]
 
 
-# Intervals
+# Intervals, train scores
 
 NEW = X[:7] + np.float32(0.2)
 NUMBERS = (100 + 20 * X[:, :1] + 10 * X[:, 1:2] ** 2).astype(np.float32)
@@ -273,7 +273,7 @@ def numbers_of(results: CVResults, fold: int, rows: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> CVResults:
-    words = {"n_repeats": 2, "target_transform": "standardize"}
+    words = {"n_repeats": 2, "target_transform": "standardize", "return_train_score": True}
     root, model = tmp_path_factory.mktemp("lines") / "run", {"line": lambda: nn.Linear(8, 1)}
     return called(root, model, (X, NUMBERS), nn.MSELoss(), 3, **words)
 
@@ -350,3 +350,16 @@ def test_what_has_no_intervals_is_refused(lines: CVResults, tmp_path: Path) -> N
     pairs = called(tmp_path / "run", {"a": nn.Linear(8, 2)}, (X, X[:, :2]), nn.MSELoss())
     with pytest.raises(InputError, match="targets must be one number or class a sample"):
         pairs.intervals(NEW)
+
+
+def test_train_scores_are_of_the_model_of_the_fold_on_its_training_part(
+    lines: CVResults, run: CVResults
+) -> None:
+    table = lines.cv_results_
+    for k, fold in enumerate(lines.folds[:3]):
+        expected = r2_score(NUMBERS[fold.train], numbers_of(lines, k, X[fold.train]))
+        np.testing.assert_allclose(table[f"split{k}_train_r2"], expected, atol=1e-5)
+    splits = [table[f"split{k}_train_r2"][0] for k in range(6)]
+    assert table["mean_train_r2"][0] == pytest.approx(np.mean(splits))
+    assert table["std_train_r2"][0] == pytest.approx(np.std(splits))
+    assert not [key for key in run.cv_results_ if "train" in key]
