@@ -26,6 +26,8 @@ from asynckfold.store import RunReader, RunStore
 from asynckfold.store.layout import DATABASE
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from asynckfold.results.audit import Audit
     from asynckfold.results.cross_fitting import Floats, HeldOutFold
     from asynckfold.results.decisions import Calibrator, Threshold
@@ -383,6 +385,42 @@ class CVResults(RunScores):
         from asynckfold.system.files import write_whole
 
         write_whole(Path(path), f"{splits_json(self.folds)}\n".encode())
+
+    def pooled_scores(self) -> pd.DataFrame:
+        """Return scores of all out-of-fold outputs at once, beside the means over folds.
+
+        Scores that compare samples differ: the ROC AUC ranks samples across folds, so that models
+        of other scales lower it, and R² takes the mean of all targets instead of that of a fold.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per candidate, in the caller's order: ``pooled_roc_auc`` and ``mean_roc_auc``,
+            and so on. With repeats, ``pooled_`` is the mean over them. NaN of candidates without a
+            score on every fold, and of scores that the user's code reports.
+
+        Raises
+        ------
+        InputError
+            The run kept no outputs; or these results were read from the run's folder, and a score
+            is a function, or samples have weights.
+        """
+        import pandas as pd
+
+        from asynckfold.results.pooled import pooled_rows
+
+        live = None if self._load_models is None else self._load_models()
+        if live is None and "sample_weight" in self.plan.recipe:
+            rule, received = "scores need sample_weight", "a run's folder, which holds none"
+            raise InputError.one(rule, received, "Make the call again, which trains nothing twice.")
+        scoring = list(self.plan.scoring) if live is None else live.settings.scoring
+        with RunStore.read(self.root_dir) as reader:
+            targets = reader.splits()[1]
+        transform = None if live is None else live.transform
+        arrays = self._kept(), targets, None if live is None else live.weights
+        rows = pooled_rows(self.plan, self.folds, self.candidates, *arrays, scoring, transform)
+        frame: pd.DataFrame = pd.DataFrame(list(rows))
+        return frame
 
     def save_model(
         self,

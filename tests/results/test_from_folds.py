@@ -14,7 +14,7 @@ from scipy.special import expit, softmax
 from sklearn.base import clone
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LinearRegression
-from sklearn.metrics import log_loss, r2_score
+from sklearn.metrics import log_loss, r2_score, roc_auc_score
 from sklearn.model_selection import KFold
 from torch import nn
 
@@ -254,7 +254,7 @@ def test_what_has_no_threshold_is_refused(run: CVResults, two: CVResults) -> Non
         two.calibrate(method="platt")  # type: ignore[arg-type]
 
 
-# Intervals, train scores
+# Intervals, train scores, pooled scores
 
 NEW = X[:7] + np.float32(0.2)
 NUMBERS = (100 + 20 * X[:, :1] + 10 * X[:, 1:2] ** 2).astype(np.float32)
@@ -363,3 +363,16 @@ def test_train_scores_are_of_the_model_of_the_fold_on_its_training_part(
     assert table["mean_train_r2"][0] == pytest.approx(np.mean(splits))
     assert table["std_train_r2"][0] == pytest.approx(np.std(splits))
     assert not [key for key in run.cv_results_ if "train" in key]
+
+
+def test_pooled_scores_are_of_all_held_out_samples_at_once(
+    lines: CVResults, two: CVResults
+) -> None:
+    (row,) = lines.pooled_scores().to_dict("records")
+    expected = np.mean([r2_score(NUMBERS, each) for each in lines.oof["line/constant"]])
+    assert row["pooled_r2"] == pytest.approx(expected, abs=1e-5)
+    assert row["mean_r2"] == lines.best_score_ != row["pooled_r2"]
+    for results in (two, load_results(two.root_dir)):
+        (row,) = results.pooled_scores().to_dict("records")
+        expected = roc_auc_score(Y == 0, -two.oof["linear/constant"])
+        assert row["pooled_roc_auc"] == pytest.approx(expected)
