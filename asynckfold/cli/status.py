@@ -15,7 +15,7 @@ from asynckfold.cli.run_folder import stored_command
 from asynckfold.errors import InterruptedRunError, Problem, refuse
 from asynckfold.jobs.decoding import uncollected
 from asynckfold.jobs.reproducibility import Reproducibility, reproducibility_of
-from asynckfold.jobs.result import DONE, ENDED, Result, counts_line
+from asynckfold.jobs.result import CANCELLED, DONE, ENDED, Result, counts_line
 from asynckfold.store import Attempt, RunReader, RunStore, WaitReasons, open_run
 from asynckfold.store.layout import refit_folders
 from asynckfold.system.plain_text import one_line
@@ -97,7 +97,8 @@ def state_of(store: RunReader) -> dict[str, Any]:
         None; ``running_jobs``, one entry for each job in training (its worker's pid, attempt,
         cores, progress, and ``node`` if it has a name); ``progress``, the steps done of all and the
         expected ``seconds_left``, or None while no sweep runs; ``scores``, of each candidate with a
-        result the ``mean`` of the first metric over ``folds`` folds; ``verdict``, sentences on the
+        result the ``mean`` of the first metric over ``folds`` folds, and whether racing left it
+        out; ``verdict``, sentences on the
         results so far; ``idle``, the free cores and GPUs, the cores that other processes use
         (``neighbours``), and how many jobs wait for what, or None while no sweep runs (on several
         nodes the first three are in ``nodes``, by name); ``ended``, how the run ended, None while
@@ -179,11 +180,16 @@ def _verdict(store: RunReader, *, is_stopped: bool) -> list[str]:
 
 
 def _scores(store: RunReader) -> list[dict[str, Any]]:
-    """Return the mean score of each candidate that has one, the highest first."""
+    """Return the mean score of each candidate that has one, the highest first.
+
+    What racing left out stands below.
+    """
     plan, scores, values = store.plan.outer, store.scores(), defaultdict[str, list[float]](list)
-    metric = plan.scoring[0]
+    metric, left_out = plan.scoring[0], set()
     for job in plan.jobs:
         status, by_metric = scores.get(job.id, ("", {}))
+        if status == CANCELLED:
+            left_out.add(job.candidate)
         if status == DONE and not math.isnan(by_metric.get(metric, math.nan)):
             values[job.candidate].append(by_metric[metric])
     planned = Counter(job.candidate for job in plan.jobs)
@@ -194,10 +200,11 @@ def _scores(store: RunReader) -> list[dict[str, Any]]:
             "mean": sum(folds) / len(folds),  # of infinities of both signs NaN
             "folds": len(folds),
             "planned": planned[name],
+            "is_left_out": name in left_out,
         }
         for name, folds in values.items()
     ]
-    return sorted(rows, key=lambda row: (-row["mean"], row["candidate"]))
+    return sorted(rows, key=lambda row: (row["is_left_out"], -row["mean"], row["candidate"]))
 
 
 def _at_work(store: RunReader, attempt: Attempt) -> dict[str, Any]:
@@ -269,6 +276,7 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
     scores = state["scores"]
     for row in scores[:MOST_SCORES]:
         folds = f"{row['folds']} of {row['planned']} folds"
+        folds += ", left out by racing" if row["is_left_out"] else ""
         yield f"  {row['candidate']}: {row['metric']} {row['mean']:.4f} ({folds})"
     if len(scores) > MOST_SCORES:
         yield f"  and {len(scores) - MOST_SCORES} more candidates"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind")
 
-_SCORES = re.compile(r'"scores":(\{(?:"(?:[^"\\]|\\.)*":[^",}]+,?)*\})')
+_SCORES = '"scores":'
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,8 +190,9 @@ class RunReader(Closing):
         rows = self.file.rows("SELECT job_id, status, record FROM results")
         with decoding(self.root):
             # The epochs, most of a record, stay text: no quote stands in a JSON string unescaped.
-            texts = [_SCORES.search(text)[1] for *_, text in rows]  # type: ignore[index]
-            scores = decoded(list[dict[str, float]], parsed(f"[{','.join(texts)}]"), "scores")
+            read = json.JSONDecoder().raw_decode
+            raw = [read(text, text.index(_SCORES) + len(_SCORES))[0] for *_, text in rows]
+            scores = decoded(list[dict[str, float]], raw, "scores")
         pairs = zip(rows, scores, strict=True)
         return {name: (status, of_job) for (name, status, _), of_job in pairs}
 

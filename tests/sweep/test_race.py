@@ -12,6 +12,7 @@ import pytest
 from torch import nn, optim
 
 from asynckfold import AsyncKFold, CVResults, InputError, Plan, Result, RunStore, load_results
+from asynckfold.cli.status import lines, state_of
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.placement import Request
@@ -111,6 +112,9 @@ def test_a_hopeless_candidate_is_left_out_also_after_an_interrupt(
     assert folds[2] < 6
     assert whole.cv_results_["rank_test_accuracy"][2] == 3
     assert np.isnan(whole.cv_results_["mean_test_accuracy"][2])
+    with RunStore.read(tmp_path / "whole") as store:
+        text = "\n".join(lines(state_of(store)))
+    assert f"({folds[2]} of 6 folds, left out by racing)\n" in text
     with interrupted(monkeypatch, "training.training_run.Training", "score", 8):
         swept(tmp_path / "cut")
     assert swept(tmp_path / "cut").fingerprint == whole.fingerprint
