@@ -16,6 +16,7 @@ import numpy as np
 
 from asynckfold.api.context import Call, interrupted
 from asynckfold.api.progress import SweepProgress
+from asynckfold.api.report import draw_meanwhile
 from asynckfold.api.score_checks import accumulators
 from asynckfold.errors import InputError, StorageError
 from asynckfold.jobs.candidate_names import candidate_name
@@ -35,7 +36,14 @@ from asynckfold.sweep.attempts import Finish
 from asynckfold.sweep.loop import Sweep
 
 PUBLISH_SECONDS = 2.0
-"""Between two interim results for other programs."""
+"""Between two interim results for other programs, and two pages."""
+
+SHORT_SECONDS = 5.0
+"""A shorter run has no page before its end."""
+
+MOST_EPOCHS, MOST_JOBS = 2000, 200
+"""Above these, curves of running jobs are not recorded, and pages only drawn by who looks at them:
+a longer pause would let cores idle."""
 
 
 StopReason = Callable[[Plan, Mapping[str, Result]], str]
@@ -98,7 +106,8 @@ def begin(call: Call) -> None:
     outside = plan.jobs_outside(settings.part)
     shown = replace(plan, jobs=tuple(job for job in plan.jobs if job.id not in outside))
     results = [item for item in results if item.job_id not in outside]
-    publish = _Publisher(store, outer_folds(call.folds))
+    draws = settings.report and len(plan.jobs) <= MOST_JOBS
+    publish = _Publisher(store, outer_folds(call.folds), draws)
     call.display.begin(shown, requests, results, batches, publish)
     call.is_complete = len(results) == len(shown.jobs)
 
@@ -258,10 +267,12 @@ def _fail_refused(call: Call) -> None:
 
 @dataclass(eq=False)
 class _Publisher:
-    """Records the interim results of a sweep every few seconds, for ``asynckfold status``."""
+    """Records the interim results of a sweep every few seconds, and draws its page anew."""
 
     store: RunStore
     folds: Sequence[Fold]
+    draws: bool  # the page, too
+    began: float = field(default_factory=time.monotonic)
     due: float = 0.0
     results: int = 0
     verdict: tuple[str, ...] = field(default=())
@@ -276,8 +287,22 @@ class _Publisher:
             with suppress(Exception):
                 rows = candidates(plan, progress.results)
                 self.verdict = make_verdict(rows, plan.scoring[0], self.folds).sentences
-        left = progress.seconds_left()
-        self.store.set_interim(Interim(progress.steps_done, progress.steps, left, self.verdict))
+        epochs = {name: tuple(each) for name, each in progress.epochs.items()}
+        if sum(map(len, epochs.values())) > MOST_EPOCHS:
+            epochs = {}
+        self.store.set_interim(
+            Interim(
+                progress.steps_done,
+                progress.steps,
+                progress.seconds_left(),
+                self.verdict,
+                progress.best(),
+                tuple(progress.lines()),
+                epochs,
+            )
+        )
+        if self.draws and not progress.is_over and begun - self.began > SHORT_SECONDS:
+            draw_meanwhile(self.store.reader)
         # At most a share of 5 % of the time, however many candidates there are.
         ended = time.monotonic()
         self.due = ended + max(PUBLISH_SECONDS, 20 * (ended - begun))

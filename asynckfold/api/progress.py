@@ -9,13 +9,14 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Any
 
 from asynckfold.jobs.messages import EpochEnd, Progress, RunEvent
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.result import DONE, ENDED, Result, counts_line
+from asynckfold.jobs.result import DONE, ENDED, Epoch, Result, counts_line
 from asynckfold.system.units import duration
 
 
@@ -27,7 +28,6 @@ class PlacementProgress:
     job: str = ""
     epoch: str = ""  # as text
     batch: str = ""  # of it, with the loss
-    valid: dict[str, float] = field(default_factory=dict)  # accuracy or loss by job
 
     @property
     def where(self) -> str:
@@ -56,6 +56,7 @@ class SweepProgress:
         self.plan = plan
         self.results: dict[str, Result] = {}
         self.running: dict[str, PlacementProgress] = {}
+        self.epochs: dict[str, list[Epoch]] = {}  # of running jobs, by job id
         self.load: Load | None = None
         self._began = time.monotonic()
         self._jobs = {job.id: job for job in plan.jobs}
@@ -72,8 +73,9 @@ class SweepProgress:
         item = PlacementProgress(placement)
         for name in placement.jobs:
             self.waiting.discard(name)
-            for earlier in (self.results, self._done, self._restored):
-                earlier.pop(name, None)
+            earlier: list[dict[str, Any]] = [self.results, self._done, self._restored, self.epochs]
+            for by_job in earlier:
+                by_job.pop(name, None)
             self.running[name] = item
 
     def heard(self, event: RunEvent) -> None:
@@ -88,7 +90,7 @@ class SweepProgress:
         else:
             number, batch, epoch = event.epoch.number, self._batches[name], event.epoch
             item.batch = ""
-            item.valid[name] = epoch.valid_loss if epoch.accuracy is None else epoch.accuracy
+            self.epochs.setdefault(name, []).append(epoch)
         item.epoch = f"epoch {number}/{self.plan.params.epochs}"
         before_epoch = (number - 1) * self._batches[name]
         self._restored.setdefault(name, before_epoch)
@@ -101,6 +103,7 @@ class SweepProgress:
         if self.running.pop(name, None) is None:
             self._restored[name] = steps
         self.waiting.discard(name)
+        self.epochs.pop(name, None)
         # Their outputs are large.
         self.results[name] = replace(result, outputs=None, epochs=(), traceback="")
 
@@ -165,12 +168,27 @@ class SweepProgress:
         most = 0 if not counts else counts[-1] if self.plan.race is None else counts[0]
         means = {name: fmean(every) for name, every in scores.items() if len(every) >= most}
         if not means:
-            return ""
+            return self._leading()
         first = max(sorted(means), key=means.__getitem__)
         folds = len(scores[first])
         text = f"{metric} {means[first]:.4f} ({folds} {'fold' if folds == 1 else 'folds'})"
         # One alone is not the best: the others have fewer folds.
         return f"{'best so far' if len(means) > 1 else 'so far'} {first} {text}"
+
+    def _leading(self) -> str:
+        """Return what the jobs that run measured last, of the best one."""
+        newest = {name: epochs[-1] for name, epochs in self.epochs.items()}
+        is_loss = any(epoch.accuracy is None for epoch in newest.values())
+        measured = {
+            name: epoch.valid_loss if is_loss else _valid(epoch) for name, epoch in newest.items()
+        }
+        finite = {name: value for name, value in measured.items() if math.isfinite(value)}
+        if not finite:
+            return ""
+        first = (min if is_loss else max)(finite, key=finite.__getitem__)
+        measure = "loss" if is_loss else "accuracy"
+        where = f"epoch {newest[first].number} of {self.plan.params.epochs}"
+        return f"so far {first} valid {measure} {finite[first]:.4f} ({where})"
 
     def summary(self) -> str:
         """Return the number of jobs by state."""
@@ -201,10 +219,14 @@ class SweepProgress:
             shown = [job.id for job in jobs]
         elif others := sum(self.running.get(job.id) is item for job in jobs) - 1:
             group = f"then {others} more"
-        valid = [item.valid[job] for job in shown if job in item.valid]
+        valid = [_valid(self.epochs[job][-1]) for job in shown if job in self.epochs]
         measured = f"valid {sum(valid) / len(valid):.3f}" if valid else item.batch
         parts = [name, item.epoch or "starting", group, measured, item.where]
         return " · ".join(filter(None, parts))
+
+
+def _valid(epoch: Epoch) -> float:
+    return epoch.valid_loss if epoch.accuracy is None else epoch.accuracy
 
 
 def overview(progress: SweepProgress) -> str:

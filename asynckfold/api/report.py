@@ -74,6 +74,15 @@ def written(root: Path) -> tuple[Path | None, str]:
     return None, fault
 
 
+def draw_meanwhile(store: RunReader) -> None:
+    """Write the page of a run that goes on."""
+    # Hours of training must not be lost for a drawing.
+    with suppress(Exception):
+        from asynckfold.results.report.page import write_page
+
+        write_page(store)
+
+
 EDGE = 32
 """Pixels of the longer edge: two dozen of them take some 100 KB of the page."""
 

@@ -109,9 +109,9 @@ def state_of(store: RunReader) -> dict[str, Any]:
     attempts = store.attempts() if holder or counts["pending"] else []
     at_work = [item for item in attempts if item.outcome is None] if holder else []
     taken = {(item.node, item.last_cores) for item in at_work if item.pid}
-    progress = asdict(store.interim) if holder and store.interim and counts["pending"] else None
-    if progress:
-        del progress["verdict"]
+    interim = store.interim if holder and counts["pending"] else None
+    shown = ("steps_done", "steps", "seconds_left")
+    progress = {name: getattr(interim, name) for name in shown} if interim else None
     return {
         **counts,
         "fingerprint": store.fingerprint(),

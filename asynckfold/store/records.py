@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from asynckfold.jobs.placement import Wait
+from asynckfold.jobs.result import Epoch
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,29 @@ class WaitReasons:
 class Interim:
     """What a sweep that runs knows of itself, recorded every few seconds.
 
-    ``verdict`` is that of the jobs with a result. ``seconds_left`` is the expected wall time, None
-    if unknown.
+    Parameters
+    ----------
+    steps_done, steps : int
+        Of all jobs.
+    seconds_left : float or None
+        Expected wall time; None if unknown.
+    verdict : tuple of str
+        That of the jobs with a result, in sentences.
+    best : str
+        The candidate that leads so far, with its score.
+    running : tuple of str
+        A line for each placement that runs.
+    epochs : Mapping of str to tuple of Epoch
+        Those of running jobs so far, by job id.
     """
 
     steps_done: int
     steps: int
     seconds_left: float | None
     verdict: tuple[str, ...]
+    best: str = ""
+    running: tuple[str, ...] = ()
+    epochs: Mapping[str, tuple[Epoch, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ import pytest
 
 from asynckfold import Fold, Plan, Result, TrainerParams
 from asynckfold.api.progress import SweepProgress
-from asynckfold.jobs.messages import Progress
+from asynckfold.jobs.messages import EpochEnd, Progress
 from asynckfold.jobs.placement import Placement, Request
 from asynckfold.jobs.plan import make_jobs
+from asynckfold.jobs.result import Epoch
 
 A = "A/step/fold-{}".format
 
@@ -43,3 +44,19 @@ def test_the_time_left_is_that_of_the_pace_so_far(monkeypatch: pytest.MonkeyPatc
     progress.placed(Placement((A(1),), (0,)))
     progress.heard(at_batch(A(1), 0, epoch=4))
     assert progress.seconds_left() == pytest.approx(45)
+
+
+def test_who_leads_is_told_before_any_fold_has_ended() -> None:
+    def ended(number: int, loss: float, accuracy: float | None) -> Epoch:
+        return Epoch(number, 1.0, loss, accuracy, 0.1, 1.0, {})
+
+    progress = make_progress()
+    progress.placed(Placement((A(0), A(1)), (0,)))
+    assert progress.best() == ""
+    progress.heard(EpochEnd(A(0), 1, ended(1, 0.5, 0.7)))
+    progress.heard(EpochEnd(A(1), 1, ended(1, 0.6, 0.8)))
+    assert progress.best() == f"so far {A(1)} valid accuracy 0.8000 (epoch 1 of 4)"
+    progress.heard(EpochEnd(A(0), 1, ended(2, -0.5, None)))
+    assert progress.best() == f"so far {A(0)} valid loss -0.5000 (epoch 2 of 4)"
+    progress.ended(Result(A(0), 1, "done", {"accuracy": 0.5}))
+    assert progress.best() == "so far A/step accuracy 0.5000 (1 fold)"

@@ -39,6 +39,17 @@ class Broken(Tiny):
         return super().forward(inputs)
 
 
+PAGES: list[str] = []
+
+
+class Looks(Tiny):
+    """Reads the page of its own run."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        PAGES.extend(page.read_text("utf-8") for page in Path.cwd().glob("*/report/index.html"))
+        return super().forward(inputs)
+
+
 def call(root: Path, model: type[nn.Module] = Tiny, **settings: Any) -> CVResults:
     words: dict[str, Any] = {"verbose": 0, "parallelize": False, "baseline": None, **settings}
     kfold = AsyncKFold(2, samples(30), root, nn.CrossEntropyLoss(), 8, **words)
@@ -54,6 +65,26 @@ def rows_of(report: Path) -> list[dict[str, str]]:
 
 
 # Of its own accord
+
+
+@pytest.mark.reports
+def test_the_page_is_there_during_a_run_and_renews_itself(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root.parent)
+    monkeypatch.setattr("asynckfold.api.execution.SHORT_SECONDS", -1.0)
+    monkeypatch.setattr("asynckfold.api.execution.PUBLISH_SECONDS", 0.0)
+    PAGES.clear()
+    call(root, Looks)
+    assert "<progress" in PAGES[-1]
+    assert '<meta name="renewal-seconds"' in PAGES[-1]
+    last = (root / "report" / "index.html").read_text("utf-8")
+    assert "<progress" not in last
+    assert '<meta name="renewal-seconds"' not in last
+    PAGES.clear()
+    monkeypatch.setattr("asynckfold.api.execution.SHORT_SECONDS", 60.0)
+    call(root.with_name("short"), Looks)
+    assert not PAGES
 
 
 @pytest.mark.reports

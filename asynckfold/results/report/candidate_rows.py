@@ -71,12 +71,17 @@ class CandidateRow:
 
 
 def candidate_rows(
-    outcome: CVResults, confusions: Mapping[str, npt.NDArray[np.int64]]
+    outcome: CVResults,
+    confusions: Mapping[str, npt.NDArray[np.int64]],
+    running: Mapping[str, Sequence[Epoch]],
 ) -> tuple[CandidateRow, ...]:
-    """Return a row for each candidate, best first, unranked ones last."""
+    """Return a row for each candidate, best first, unranked ones last.
+
+    `running` are the epochs so far of jobs that run, by job id.
+    """
     metric, ratio = outcome.plan.scoring[0], train_valid_ratio(outcome.folds)
     times, serial, pairs = times_of(outcome), serial_class_accuracy(outcome), _to_first(outcome)
-    jobs = _with_epochs(outcome)
+    histories = _histories(outcome, running)
     rows = []
     for candidate, position in by_rank(outcome):
         name, scores, confusion = candidate.name, candidate.scores, confusions.get(candidate.name)
@@ -97,7 +102,7 @@ def candidate_rows(
                 ci_low=low,
                 ci_high=high,
                 fit_seconds=candidate.total_fit_seconds,
-                curves=_curves([outcome.results[job.id].epochs for job in jobs.get(name, ())]),
+                curves=_curves(histories.get(name, ())),
                 confusion=None if confusion is None else tuple(map(tuple, confusion.tolist())),
                 class_accuracy=by_class or None,
                 serial_class_accuracy=serial.get(name),
@@ -141,6 +146,20 @@ def _curves(histories: Sequence[Sequence[Epoch]]) -> tuple[Curve, ...]:
             folds = tuple(tuple(line[:length]) for line, length in rows)
             curves.append(Curve(measure, tuple(lines.mean(axis=0).tolist()), folds))
     return tuple(curves)
+
+
+def _histories(
+    outcome: CVResults, running: Mapping[str, Sequence[Epoch]]
+) -> dict[str, list[Sequence[Epoch]]]:
+    """Return the epochs of each job that has some, by candidate."""
+    histories: dict[str, list[Sequence[Epoch]]] = {}
+    for job in outcome.plan.jobs:
+        result = outcome.results.get(job.id)
+        epochs = running.get(job.id, ()) if result is None else result.epochs
+        # A job that was continued from a checkpoint has reported its later epochs only.
+        if epochs and (result is not None or epochs[0].number == 1):
+            histories.setdefault(job.candidate, []).append(epochs)
+    return histories
 
 
 def _with_epochs(outcome: CVResults) -> dict[str, list[Job]]:

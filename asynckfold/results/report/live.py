@@ -4,7 +4,7 @@
 
     browser ── GET /TOKEN/ ──► changed since the last drawing? ── read the run, draw the page
        ▲                                                                  │
-       └───── again every 5 s, while jobs are left ◄──────────────────────┘
+       └───── again every 2 s, while jobs are left ◄──────────────────────┘
 
 A script refreshes the page and keeps the selected tab and scroll position; browsers without
 scripts reload it.
@@ -28,15 +28,12 @@ from markupsafe import escape
 
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.results.cv_results import read_results
-from asynckfold.results.report.page import render
-from asynckfold.results.report.summary import pictures_of, summarize
+from asynckfold.results.report.page import REFRESH_SECONDS, RENEWING, render
+from asynckfold.results.report.summary import interim_of, pictures_of, summarize
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE
 
 HOST = "127.0.0.1"
-
-REFRESH_SECONDS = 5
-"""How often a browser asks again while jobs are left."""
 
 SHARE = 0.05
 """Largest share of a core's time spent on drawing: the machine is there to train."""
@@ -53,11 +50,6 @@ NOTICE = (
     "<!DOCTYPE html><html lang=en><head><meta charset=utf-8><title>{0}</title>"
     f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}"><p>{{0}}'
 )
-AGAIN = (
-    f'<meta name="renewal-seconds" content="{REFRESH_SECONDS}">'
-    f'<noscript><meta http-equiv="refresh" content="{REFRESH_SECONDS}"></noscript></head>'
-)
-"""The end of the head of a page that may change."""
 
 
 class LivePage:
@@ -96,10 +88,10 @@ class LivePage:
                 if not store.has_plan:
                     return NOTICE.format("The run has no plan yet."), True
                 summary = summarize(store, read_results(store))
-                pictures = pictures_of(store)
+                pictures, interim = pictures_of(store), interim_of(store)
         except AsyncKFoldError as error:
             return NOTICE.format(escape(str(error))), True
-        return render(summary, pictures), summary.counts["pending"] > 0
+        return render(summary, pictures, interim), summary.counts["pending"] > 0
 
 
 def _state(root: Path) -> list[object]:
@@ -161,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         text, goes_on = self.server.page.now()
         if goes_on:
-            text = text.replace("</head>", AGAIN, 1)
+            text = text.replace("</head>", RENEWING, 1)
         body = text.encode()
         self.send_response_only(200)
         for name, value in HEADERS.items():

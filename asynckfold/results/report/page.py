@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -26,8 +27,8 @@ from asynckfold.results.report.files import table_files
 from asynckfold.results.report.files import update as update_figures
 from asynckfold.results.report.inline import inline
 from asynckfold.results.report.sanitize import clean
-from asynckfold.results.report.summary import Summary, pictures_of, summarize
-from asynckfold.store import RunReader
+from asynckfold.results.report.summary import Summary, interim_of, pictures_of, summarize
+from asynckfold.store import Interim, RunReader
 from asynckfold.system.files import make_folder, write_whole
 
 _FOLDER = Path(__file__).parent
@@ -60,7 +61,7 @@ def write_report(
     parts = {name: encoder.encode(value) for name, value in summary.to_dict().items()}
     pairs = (f"{encoder.encode(name)}: {text}" for name, text in parts.items())
     files["results.json"] = f"{{{', '.join(pairs)}}}".encode()
-    files["index.html"] = render(summary, pictures_of(store)).encode()
+    files["index.html"] = render(summary, pictures_of(store), interim_of(store)).encode()
     folder = store.root / "report" if folder is None else Path(folder)
     make_folder(folder)
     for name, content in files.items():
@@ -69,11 +70,37 @@ def write_report(
     return folder / "index.html"
 
 
+@uncollected()
+def write_page(store: RunReader) -> None:
+    """Write the page of a run that goes on; figures and tables beside it follow at its end."""
+    summary = summarize(store, read_results(store))
+    text = render(summary, pictures_of(store), interim_of(store))
+    folder = store.root / "report"
+    make_folder(folder)
+    write_whole(folder / "index.html", text.replace("</head>", RENEWING, 1).encode())
+
+
 # The page
 
+REFRESH_SECONDS = 2
+"""How often a browser asks again while jobs are left."""
 
-def render(summary: Summary, pictures: Mapping[int, str] = MappingProxyType({})) -> str:
-    """Return the page as text; `pictures` are those of hard samples, see `pictures_of`."""
+RENEWING = (
+    f'<meta name="renewal-seconds" content="{REFRESH_SECONDS}">'
+    f'<noscript><meta http-equiv="refresh" content="{REFRESH_SECONDS}"></noscript></head>'
+)
+"""The end of the head of a page that may change."""
+
+
+def render(
+    summary: Summary,
+    pictures: Mapping[int, str] = MappingProxyType({}),
+    interim: Interim | None = None,
+) -> str:
+    """Return the page as text.
+
+    `pictures` are those of hard samples, see `pictures_of`; `interim` is there while a run goes on.
+    """
     script = (_FOLDER / "page.js").read_text("utf-8")
     digest = hashlib.sha256(script.encode()).digest()
     return _template().render(
@@ -83,6 +110,8 @@ def render(summary: Summary, pictures: Mapping[int, str] = MappingProxyType({}))
         tables=page_tables,
         drawn=inline(summary),
         pictures=pictures,
+        interim=interim,
+        now=time.strftime("%H:%M:%S"),
         script=Markup(script),
         script_hash=f"sha256-{base64.b64encode(digest).decode()}",
     )

@@ -18,6 +18,7 @@ from asynckfold.results.report.summary import Summary
 from asynckfold.results.speedup import NOT_TAKEN
 from asynckfold.results.utilization import Packing
 from asynckfold.results.verdict import listed
+from asynckfold.store import Interim
 from asynckfold.system import units
 from asynckfold.system.units import duration as duration  # for the page
 
@@ -203,6 +204,13 @@ def state(summary: Summary) -> str:
     if not summary.counts["pending"]:
         return ""
     return "the run is still going" if summary.going else "stopped: the same call continues the run"
+
+
+def progress(interim: Interim) -> str:
+    """Return ``"37 % of the steps, 2 min left"``."""
+    text = f"{100 * interim.steps_done // max(1, interim.steps)} % of the steps"
+    left = interim.seconds_left
+    return text if left is None else f"{text}, {duration(left)} left"
 
 
 def unfinished(summary: Summary) -> list[str]:

@@ -58,7 +58,7 @@ from asynckfold.results.speedup import Speedup
 from asynckfold.results.statistics import Pairs
 from asynckfold.results.utilization import Packing, packing_of
 from asynckfold.results.verdict import Verdict
-from asynckfold.store import RunReader
+from asynckfold.store import Interim, RunReader
 from asynckfold.system.files import read_plain
 
 
@@ -141,7 +141,8 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
     _, targets = store.splits()
     held = held_out(outcome, targets)
     confusions = count_classes(outcome, targets, held)
-    rows = candidate_rows(outcome, confusions)
+    interim = interim_of(store)
+    rows = candidate_rows(outcome, confusions, interim.epochs if interim else {})
     about = store.about
     ranked = [candidate for candidate, _ in by_rank(outcome)]
     attempts = bars(store, by_job)
@@ -178,6 +179,11 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
         hard_samples=hard_samples(outcome, targets, held),
         refit=refit_note(store),
     )
+
+
+def interim_of(store: RunReader) -> Interim | None:
+    """Return what a sweep that runs recorded of itself; None of others."""
+    return store.interim if store.holder() and store.counts()["pending"] else None
 
 
 def facts_of(plan: Plan, outcome: CVResults) -> dict[str, Any]:

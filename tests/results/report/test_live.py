@@ -12,13 +12,19 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
 
+from asynckfold import RunStore
 from asynckfold.cli import main
+from asynckfold.jobs.result import Epoch
 from asynckfold.results.report import live
 from asynckfold.results.report.live import REFRESH_SECONDS, LiveServer
+from asynckfold.results.report.summary import summarize
+from asynckfold.store import Interim
 from tests.results.report.reports import Report
 from tests.synthetic import Synthetic, write_run
 
@@ -87,6 +93,29 @@ def test_a_run_that_goes_on_is_asked_for_again_until_its_end(
     assert "Refresh" not in headers
     assert "20 of 20 jobs" in ended
     assert again not in ended
+
+
+def test_what_runs_is_told_before_any_fold_has_ended(root: Path) -> None:
+    write_run(root, Synthetic(status=lambda job: "pending", epochs=4))
+    epochs = tuple(Epoch(number, 1 / number, 0.5, 0.9, 0.1, 1.0, {}) for number in (1, 2))
+    line = "<b>/cosine · epoch 2/4 · valid 0.900 · core 1"
+    with RunStore.hold(root) as store, served(root) as server:
+        jobs = [job.id for job in store.reader.plan.jobs]
+        late = epochs[1:]  # continued from a checkpoint, so that its first epochs are not known
+        interim = Interim(30, 120, 75.0, (), "so far A valid accuracy 0.9000", (line,))
+        store.set_interim(replace(interim, epochs={jobs[0]: epochs, jobs[5]: late}))
+        store.flush()
+        text = asked(server, server.path)[2]
+        with RunStore.read(root) as reader:
+            curves = [row.curves for row in summarize(reader).candidates if row.curves]
+    assert "25 % of the steps, 1 min 15 s left" in unescape(text).replace("\u00a0", " ")
+    assert '<progress max="120" value="30"' in text
+    assert "<h1>So far A valid accuracy 0.9000" in text
+    assert line.replace("<b>", "&lt;b&gt;") in text
+    assert [len(each[0].mean) for each in curves] == [2]
+    # Nobody holds it any more.
+    with served(root) as server:
+        assert "<progress" not in asked(server, server.path)[2]
 
 
 def test_without_the_token_or_by_another_name_there_is_nothing(complete: Report) -> None:
