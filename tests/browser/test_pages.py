@@ -64,8 +64,9 @@ def test_the_first_screen_answers(opened: Open, name: str) -> None:
         # How long, and what failed.
         assert "Wall time" in first
         assert f"{counts['done']} of {jobs_of(name)} job" in first
-        for state in ("failed", "diverged", "cancelled", "pending"):
-            assert (f"{counts[state]} {state}" in first) == bool(counts[state])
+        words = {"failed": "failed", "diverged": "diverged", "cancelled": "left out"}
+        for state, word in {**words, "pending": "pending"}.items():
+            assert (f"{counts[state]} {word}" in first) == bool(counts[state])
         if numbers["verdict"]["best"] is None:
             assert " is best" not in first.replace("none is best", "")
 
