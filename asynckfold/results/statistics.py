@@ -218,6 +218,32 @@ def _spread(by_fold: Floats, mean: Floats, shared: npt.NDArray[np.bool_]) -> Flo
     return np.asarray(np.sqrt(squares.sum(axis=1) / (shared.sum(axis=1) - 1)))
 
 
+MOST_REPEATS = 100
+"""The most that anybody is advised to train."""
+
+
+def repeats_to_decide(pair: Difference, folds: Sequence[Fold]) -> int | None:
+    """Return how many repeats would decide an undecided difference if it stays as it is.
+
+    By the corrected test of `paired_differences`, whose error does not fall below
+    ``sqrt(n_valid / n_train)`` standard deviations, however many folds there are. None if no number
+    decides it up to `MOST_REPEATS`, and without a test.
+    """
+    from scipy.special import stdtr, stdtrit
+
+    ratio, planned = train_valid_ratio(folds), len({fold.index for fold in folds})
+    error = (pair.mean - pair.ci_low) / stdtrit(pair.folds - 1.0, 0.975)
+    p = 2 * stdtr(pair.folds - 1.0, -pair.mean / error)
+    if not (math.isfinite(error) and error > 0 and pair.p < 1 and p > 0):
+        return None
+    spread = error / math.sqrt(1 / pair.folds + ratio)
+    repeats = np.arange(len(folds) // planned + 1, MOST_REPEATS + 1)
+    count = repeats * float(planned)
+    expected = 2 * stdtr(count - 1, -pair.mean / (spread * np.sqrt(1 / count + ratio)))
+    enough = repeats[expected * (pair.p / p) < SIGNIFICANT]
+    return int(enough[0]) if enough.size else None
+
+
 def holm(p_values: Floats, others: int = 0) -> Floats:
     """Correct p values for the number of comparisons (Holm 1979); NaN stays and does not count.
 

@@ -26,6 +26,7 @@ from asynckfold.results.statistics import (
     Pairs,
     compare_levels,
     largest_difference,
+    repeats_to_decide,
 )
 from asynckfold.system.plain_text import one_line
 
@@ -54,6 +55,8 @@ class Verdict:
         ``"LeNet5/cosine"`` if its model beats all others, and so does its LR schedule.
     sentences : tuple of str
         The verdict in words.
+    outlook : str
+        Of a complete sweep that does not decide: how many more folds would. ``""`` of others.
     """
 
     metric: str
@@ -63,6 +66,7 @@ class Verdict:
     best_lr_schedules: tuple[str, ...]
     best: str | None
     sentences: tuple[str, ...]
+    outlook: str = ""
 
     def __str__(self) -> str:
         return " ".join(self.sentences)
@@ -96,7 +100,29 @@ def make_verdict(rows: Sequence[Candidate], metric: str, folds: Sequence[Fold]) 
         tuple(filter(None, lr_schedules.unbeaten)),
         first.name if first and is_won and (best == levels or not is_compared) else None,
         tuple(map(one_line, sentences)),
+        one_line(_outlook(models, lr_schedules, folds)) if all(map(_is_over, rows)) else "",
     )
+
+
+def _is_over(row: Candidate) -> bool:
+    return row.status != "pending"
+
+
+def _outlook(models: Factor, lr_schedules: Factor, folds: Sequence[Fold]) -> str:
+    """Say what would decide the closest comparison of the leader that the folds leave open."""
+    duels = [*models.duels, *lr_schedules.duels]
+    pair = next((duel for duel in duels if duel.conclusion == "undecided"), None)
+    if pair is None or pair.folds < len(folds):
+        return ""
+    repeats, names = repeats_to_decide(pair, folds), f"{pair.first} against {pair.second}"
+    if repeats is None:
+        return (
+            f"If the difference stays, more repeats do not decide {names}: it is too small against "
+            "its spread over folds. More samples may."
+        )
+    more = repeats * len({fold.index for fold in folds}) - len(folds)
+    folds_text = f"about {more} more folds decide {names}, {repeats} repeats in all"
+    return f"If the difference stays, {folds_text}."
 
 
 def _crossed(rows: Sequence[Candidate], *, is_raced: bool) -> Sequence[Candidate]:

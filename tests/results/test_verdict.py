@@ -271,6 +271,29 @@ def test_repeats() -> None:
     assert str(near) == "A against B: undecided (p = 0.61; 10 repeats)."
 
 
+@pytest.mark.parametrize(("gap", "expected"), [(0.025, 2), (0.0195, 3), (0.01, None)])
+def test_what_would_decide_by_hand(gap: float, expected: int | None) -> None:
+    changes = [gap + change for change in (0.01, -0.01, 0.02, -0.02, 0.0)]
+    spread = float(np.std(changes, ddof=1))
+    enough = [
+        repeats
+        for repeats in range(2, 101)
+        if 2 * stats.t.sf(gap / (spread * math.sqrt(1 / (5 * repeats) + 0.25)), 5 * repeats - 1)
+        < 0.05
+    ]
+    assert min(enough, default=None) == expected
+    scores = {"A/x": [0.8] * 5, "B/x": plus([0.8] * 5, *changes)}
+    outlook = verdict_of(scores).outlook
+    if expected is None:
+        assert outlook.startswith("If the difference stays, more repeats do not decide B against A")
+    else:
+        more = f"about {5 * expected - 5} more folds decide B against A, {expected} repeats in all."
+        assert outlook == f"If the difference stays, {more}"
+    # Neither before all folds have ended, nor after a decision.
+    assert not verdict_of({**scores, "B/x": [*scores["B/x"][:4], NAN]}, state="pending").outlook
+    assert not verdict_of({"A/x": [0.8] * 5, "B/x": plus([0.8] * 5, 0.1, 0.11)}).outlook
+
+
 # Folds without a score
 
 
