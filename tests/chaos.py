@@ -178,12 +178,13 @@ class Campaign:
     def _lands(self, chain: Chain, kill: Kill) -> bool:
         if chain.strike(kill):
             return True
-        # It came too late: the same kill in the next run, and half as late.
+        # It came too late: the same kill in the next run, and half as late, at last at once.
         if kill.index >= 0:
             with self._lock:
                 self._misses[kill.index] += 1
                 if self._misses[kill.index] < MISSES:
-                    self._queue.appendleft(kill.scaled(0.5))
+                    is_last = self._misses[kill.index] == MISSES - 1
+                    self._queue.appendleft(kill.scaled(0.0 if is_last else 0.5))
                 else:
                     self.outcome.missed.append(f"{kill}, tried {MISSES} times")
         return False
