@@ -11,6 +11,7 @@ import os
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asynckfold.errors import (
     PlanMismatchError,
@@ -20,7 +21,6 @@ from asynckfold.errors import (
     refuse,
 )
 from asynckfold.jobs.digests.changes import WEIGHTS
-from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
 from asynckfold.store.database import (
     BUSY,
@@ -38,6 +38,9 @@ from asynckfold.store.lock import holder_of
 from asynckfold.store.reader import RunReader
 from asynckfold.store.run_file import RunFile
 from asynckfold.system.files import reading_error
+
+if TYPE_CHECKING:
+    from asynckfold.jobs.folds import Fold
 
 
 def read_run(root: Path, unread: Collection[str] = ()) -> RunReader:
