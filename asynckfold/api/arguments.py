@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 import numpy as np
 
 from asynckfold.errors import InputError, Problem
-from asynckfold.jobs.argument import argument, number_or_file, part_of_text, plain, problems
+from asynckfold.jobs.argument import argument, plain, problems
 from asynckfold.jobs.criteria import NUMBERS, Criterion, criterion_of, is_factory
 from asynckfold.jobs.objective import RECONSTRUCTION, REGRESSION, Transform
 from asynckfold.jobs.schema import with_leaves
@@ -38,6 +38,23 @@ Task = Literal[
 def words_of(text: str) -> list[str]:
     """Return the words between commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def number_or_file(text: str) -> int | str:
+    """Read a whole number, or the path of a JSON file; a `ValueError` says what it must be."""
+    try:
+        return text if text.endswith(".json") else int(text)
+    except ValueError:
+        raise ValueError("must be a whole number, or a file such as splits.json") from None
+
+
+def part_of_text(text: str) -> tuple[int, int]:
+    """Read which part of how many, ``"3/8"``; a `ValueError` says what it must be."""
+    try:
+        number, count = map(int, text.split("/"))
+    except ValueError:
+        raise ValueError("must be a part, such as 3/8") from None
+    return number, count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -128,23 +128,6 @@ VERBS = {
         helps=_ROOT,
         without=("folds", "repeats", "stratify", "nested", "refit", "fold_column"),
     ),
-    "slurm": VerbWords(
-        "train a run in parts by an array job of Slurm, and make one run of them",
-        "Each task trains a part in a folder below --root, which all machines share. A last job "
-        "merges the parts, whatever became of them; the same command continues those that are not "
-        "complete. `asynckfold slurm merge DIR` merges what is there.",
-        {
-            "words": _word("RUN-ARGUMENTS", "those of run, after --; or: merge DIR", nargs="*"),
-            "--tasks": _word("N", "tasks of the array job, each with a part", type=int),
-            "--slurm": _word(
-                "NAME=VALUE,...",
-                "parameters of submitit, and of sbatch, such as cpus_per_task=8,time=60",
-                type=params_of_text,
-            ),
-            "--cluster": _word("NAME", "that of submitit (default: slurm, or local)"),
-        },
-        flags=("root",),
-    ),
     "plan": VerbWords(
         "print what a run would do and its expected seconds",
         "Takes the flags of run and decides as run does, after a dry run of each model. Prints the "
@@ -169,6 +152,23 @@ VERBS = {
         "continue a run of built-in models on digits by its folder",
         places={**_DIRECTORY, **_PROGRESS},
         flags=("allow_different_software",),
+    ),
+    "slurm": VerbWords(
+        "train a run in parts by an array job of Slurm, and make one run of them",
+        "Each task trains a part in a folder below --root, which all machines share. A last job "
+        "merges the parts, whatever became of them; the same command continues those that are not "
+        "complete. `asynckfold slurm merge DIR` merges what is there.",
+        {
+            "words": _word("RUN-ARGUMENTS", "those of run, after --; or: merge DIR", nargs="*"),
+            "--tasks": _word("N", "tasks of the array job, each with a part", type=int),
+            "--slurm": _word(
+                "NAME=VALUE,...",
+                "parameters of submitit, and of sbatch, such as cpus_per_task=8,time=60",
+                type=params_of_text,
+            ),
+            "--cluster": _word("NAME", "that of submitit (default: slurm, or local)"),
+        },
+        flags=("root",),
     ),
     "status": VerbWords(
         "print progress, scores so far, and why cores and GPUs are idle",

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asynckfold.cli import main
 from asynckfold.cli.output import Output
 from asynckfold.cli.parser import parse
 from asynckfold.cli.run_folder import continue_with, stored_words, with_root, without
@@ -87,8 +88,6 @@ class _Task:
     line: Sequence[str]
 
     def __call__(self, number: int) -> int:
-        from asynckfold.cli import main
-
         if not number:
             return _merge(self.root, self.words, self.line, Output(argparse.Namespace()))
         return main(self.run(number))
@@ -99,7 +98,6 @@ class _Task:
         return with_root(["run", "--part", f"{number}/{self.count}", *self.words], str(folder))
 
     def checkpoint(self, number: int) -> Any:
-        """Return what submitit puts into the queue again."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, number)
@@ -115,16 +113,11 @@ def _folders(root: Path) -> Iterator[tuple[Path, int, int]]:
 def _merge(root: Path, words: Sequence[str], line: Sequence[str], out: Output) -> int:
     """Make one run of the parts; where it is complete, end it as the words of `run` say."""
     folders = [item for item in _folders(root) if (item[0] / DATABASE).is_file()]
-    if not folders:
-        rule = f"the folder must hold parts of a run, such as {PARTS}/1-of-8"
-        refuse([Problem(rule, str(root), "Look into the logs of the tasks.")])
     merge_parts(root, [path for path, _, _ in folders], _about)
     with RunStore.read(root) as store:
         plan, ended = store.plan, store.finished()
     missing, count = {job.id for job in plan.jobs} - ended.keys(), folders[0][2]
     if words and not missing and "failed" not in ended.values():
-        from asynckfold.cli import main
-
         return main(with_root(["run", *words], str(root)))
     code = print_results(root, out, with_report=True)
     for number in range(1, count + 1):

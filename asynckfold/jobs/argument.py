@@ -290,22 +290,5 @@ def one_line(value: Any, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def number_or_file(text: str) -> int | str:
-    """Read a whole number, or the path of a JSON file; a `ValueError` says what it must be."""
-    try:
-        return text if text.endswith(".json") else int(text)
-    except ValueError:
-        raise ValueError("must be a whole number, or a file such as splits.json") from None
-
-
-def part_of_text(text: str) -> tuple[int, int]:
-    """Read which part of how many, ``"3/8"``; a `ValueError` says what it must be."""
-    try:
-        number, count = map(int, text.split("/"))
-    except ValueError:
-        raise ValueError("must be a part, such as 3/8") from None
-    return number, count
-
-
 def _alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

@@ -7,7 +7,6 @@ dividing a group when ``groups`` are given.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,9 +19,6 @@ import numpy.typing as npt
 from asynckfold.errors import InputError, Problem, refuse
 
 Indices = npt.NDArray[np.int64]
-
-HELD_OUT = ("valid", "val", "validation", "test")
-"""What files of folds call the samples that are scored."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,10 +176,10 @@ def make_folds(
     """Divide the samples, once, for the whole sweep.
 
     `targets` are class indices, rows of 0 and 1 for several labels, or numbers; `cv` is a number of
-    folds, a scikit-learn splitter, an OpenML task, pairs of index arrays, or dicts as in
-    `splits_json`. Only for a number, folds keep the proportions of classes, or of labels where
-    there are no `groups`, and are repeated with another shuffle. Samples of one group are never on
-    both sides. `classes` are names for messages.
+    folds, a scikit-learn splitter, an OpenML task, pairs of index arrays, or dicts of them. Only
+    for a number, folds keep the proportions of classes, or of labels where there are no `groups`,
+    and are repeated with another shuffle. Samples of one group are never on both sides. `classes`
+    are names for messages.
 
     Raises
     ------
@@ -242,23 +238,6 @@ def make_folds(
     return folds
 
 
-def splits_json(folds: Iterable[Fold]) -> str:
-    """Return folds as JSON, one a line; `make_folds` makes the same ones of what it reads as.
-
-    Examples
-    --------
-    >>> print(splits_json(make_folds(4, np.zeros(4), [([0, 1], [2, 3]), ([2, 3], [0, 1])])))
-    [{"train": [0, 1], "valid": [2, 3]},
-     {"train": [2, 3], "valid": [0, 1]}]
-    """
-    rows = []
-    for fold in folds:
-        row: dict[str, Any] = {"train": fold.train.tolist(), "valid": fold.valid.tolist()}
-        row |= {"inner_valid": fold.inner_valid.tolist()} if fold.inner_valid.size else {}
-        rows.append(json.dumps(row | ({"repeat": fold.repeat} if fold.repeat else {})))
-    return "[" + ",\n ".join(rows) + "]"
-
-
 def are_dicts(cv: Any) -> bool:
     """Whether folds are listed as dicts."""
     listed = isinstance(cv, (list, tuple)) and bool(cv)
@@ -267,13 +246,14 @@ def are_dicts(cv: Any) -> bool:
 
 def _pairs_of_dicts(listed: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
     """Return repeat, index, train, valid, and what is set aside, of folds listed as dicts."""
+    names = ("valid", "val", "validation", "test")
     indices, pairs = Counter[int](), list[tuple[Any, ...]]()
     for number, item in enumerate(listed):
-        held_out = [name for name in HELD_OUT if name in item]
+        held_out = [name for name in names if name in item]
         repeat = item.get("repeat", 0)
         if "train" not in item or len(held_out) != 1 or type(repeat) is not int or repeat < 0:
             raise InputError.one(
-                f"a fold must have train and one of {', '.join(HELD_OUT)}, and may have "
+                f"a fold must have train and one of {', '.join(names)}, and may have "
                 "inner_valid, and repeat, a whole number",
                 f"fold {number} with {', '.join(map(str, item)) or 'nothing'}",
                 'Write {"train": [0, 1], "valid": [2]} for each fold.',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -381,10 +382,14 @@ class CVResults(RunScores):
         Each is ``{"train": [...], "valid": [...]}`` of positions; with `inner_valid` where a part
         is set aside, and `repeat` after the first one.
         """
-        from asynckfold.jobs.folds import splits_json
         from asynckfold.system.files import write_whole
 
-        write_whole(Path(path), f"{splits_json(self.folds)}\n".encode())
+        rows = []
+        for fold in self.folds:
+            row: dict[str, Any] = {"train": fold.train.tolist(), "valid": fold.valid.tolist()}
+            row |= {"inner_valid": fold.inner_valid.tolist()} if fold.inner_valid.size else {}
+            rows.append(json.dumps(row | ({"repeat": fold.repeat} if fold.repeat else {})))
+        write_whole(Path(path), ("[" + ",\n ".join(rows) + "]\n").encode())
 
     def pooled_scores(self) -> pd.DataFrame:
         """Return scores of all out-of-fold outputs at once, beside the means over folds.

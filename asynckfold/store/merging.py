@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from asynckfold.errors import StoreCorruptError
+from asynckfold.errors import InputError
 from asynckfold.jobs.reproducibility import NODES, differences
 from asynckfold.store.opening import read_run, refuse_other
 from asynckfold.store.run_store import RunStore
@@ -28,7 +28,8 @@ def merge_parts(
         opened = [stack.enter_context(read_run(folder)) for folder in folders]
         parts = [part for part in opened if part.has_plan]
         if not parts:
-            raise StoreCorruptError(f"no part of {root} holds a plan yet")
+            rule, remedy = "one part of a run must hold a plan", "Look into the logs of the parts."
+            raise InputError.one(rule, f"none below {root}", remedy)
         first = parts[0]
         for part in parts:
             refuse_other(part.root, part.plan, first.plan)

@@ -23,8 +23,6 @@ PACKAGES = {
 }
 """Import names that differ from the package's."""
 
-EXTRAS = ("ray", "skorch", "mlflow", "optuna", "slurm", "wandb", "clearml")
-
 
 def test_all_is_sorted_and_importable() -> None:
     assert asynckfold.__all__ == sorted(asynckfold.__all__)
@@ -71,7 +69,8 @@ def test_libraries_are_imported_as_far_as_they_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     always = {re.split(r"[ <>=;\[]", item)[0] for item in project["dependencies"]}
     # Libraries with an integration are extras.
-    more = [project["optional-dependencies"][name][0] for name in EXTRAS]
+    extras = ("ray", "skorch", "mlflow", "optuna", "slurm", "wandb", "clearml")
+    more = [project["optional-dependencies"][name][0] for name in extras]
     declared = always | {re.split(r"[ <>=;\[]", item)[0] for item in more}
     names = {name for path in (ROOT / "asynckfold").rglob("*.py") for name in imported_by(path)}
     # IPython is the host's: used where it runs this process.

@@ -25,7 +25,6 @@ def kfold(root: Path, kfolds: Any, data: Any, **settings: Any) -> AsyncKFold:
 
 
 def planned(root: Path, kfolds: Any, data: Any = None) -> list[tuple[list[int], list[int]]]:
-    """The folds of a file that lists these, or of a task."""
     if not isinstance(kfolds, SimpleNamespace):
         (root / "splits.json").write_text(json.dumps(kfolds))
         kfolds = root / "splits.json"
@@ -54,7 +53,6 @@ def test_a_file_lists_positions_or_names(tmp_path: Path, held_out: str) -> None:
     assert planned(tmp_path, folds) == swapped
     named = [{key: [f"case.{at}" for at in part] for key, part in fold.items()} for fold in folds]
     assert planned(tmp_path, named, data) == swapped
-    # Positions in a subset are its own.
     assert planned(tmp_path, named[:1], Subset(data, [3, 2, 1, 0])) == [([3, 2], [1, 0])]
 
 

@@ -19,7 +19,6 @@ LINE = "--data digits --limit 60 --folds 3 --epochs 1 --no-report --engine seria
 
 
 def trained(root: Path, number: int = 0, **settings: Any) -> CVResults:
-    """A run, or a part of it."""
     if number:
         root, settings["part"] = root / "parts" / f"{number}-of-2", (number, 2)
     given = {"verbose": 0, "engine": "serial", "report": False, **settings}
@@ -39,7 +38,6 @@ def test_two_parts_are_the_run_of_one_machine(tmp_path: Path) -> None:
     for name, tensor in whole.state_dict("Tiny/cosine", fold=2).items():
         assert torch.equal(merged.state_dict("Tiny/cosine", fold=2)[name], tensor)
     assert {item.node for item in merged.results.values()} == {"1-of-2", "2-of-2"}
-    # The same call finds each job trained, and does what only a whole run can.
     assert trained(root, refit=True).refitted is not None
 
 
@@ -54,37 +52,27 @@ def test_what_a_part_lacks_is_named_and_trained_by_the_same_call_or_merged_later
     assert trained(root).fingerprint == load_results(late).fingerprint == whole.fingerprint
 
 
-class Executor:
-    """Runs jobs at once, and says what it was asked to submit."""
-
-    submitted: list[tuple[Any, ...]]
-
-    def __init__(self, folder: Path, cluster: str | None) -> None:
-        self.cluster, self.parameters = cluster, dict[str, Any]()
-        Executor.submitted = []
-
-    def update_parameters(self, **given: Any) -> None:
-        self.parameters |= given
-
-    def map_array(self, function: Any, numbers: Any) -> list[Any]:
-        return [self.submit(function, number) for number in numbers]
-
-    def submit(self, function: Any, number: int) -> Any:
-        self.submitted.append((number, dict(self.parameters)))
-        function(number)
-        return SimpleNamespace(job_id=f"7_{number}")
-
-
 def test_an_array_job_and_one_that_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(AutoExecutor=Executor))
+    submitted, parameters = list[Any](), dict[str, Any]()
+
+    def submit(function: Any, number: int) -> Any:
+        submitted.append((number, {**parameters}))
+        function(number)
+        return SimpleNamespace(job_id=f"7_{number}")
+
+    executor = SimpleNamespace(cluster="slurm", submit=submit)
+    executor.update_parameters = lambda **given: parameters.update(given)
+    executor.map_array = lambda function, numbers: [submit(function, each) for each in numbers]
+    fake = SimpleNamespace(AutoExecutor=lambda folder, cluster: executor)
+    monkeypatch.setitem(sys.modules, "submitit", fake)
     own = ["--root", str(tmp_path / "run"), "--cluster", "slurm", "--slurm", "partition=gpu,time=9"]
     words = [*own, "--", *LINE.split(), "--refit"]
     assert main(["slurm", "--tasks", "2", *words]) == 0
     first = {"name": "asynckfold", "slurm_partition": "gpu", "slurm_time": 9}
     last = {**first, "slurm_dependency": "afterany:7"}
-    assert Executor.submitted == [(1, first), (2, first), (0, last)]
+    assert submitted == [(1, first), (2, first), (0, last)]
     assert main(["run", *LINE.split(), "--root", str(tmp_path / "whole")]) == 0
     merged = load_results(tmp_path / "run")
     assert merged.fingerprint == load_results(tmp_path / "whole").fingerprint
