@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -205,14 +206,18 @@ def _log(call: Call) -> None:
 
 
 @contextmanager
-def training(call: Call, stop_reason: StopReason | None = None) -> Iterator[Sweep]:
+def training(
+    call: Call,
+    stop_reason: StopReason | None = None,
+    make_race: Callable[[Plan], Any] | None = None,
+) -> Iterator[Sweep]:
     """Yield what trains the jobs that have no result yet, with its engine started."""
     settings, store, make = call.settings, call.run, call.make
     finish: Finish = _Scorer(call)
     if stop_reason is not None:
         finish = _stopping(call, finish, stop_reason)
     plan = call.bundle.plan
-    race = None
+    race = None if make_race is None else make_race(plan)
     if plan.race is not None:
         from asynckfold.sweep.race import Race
 

@@ -183,6 +183,8 @@ class AsyncKFold:
 
     _stop_reason: StopReason | None = None
     """Of an Optuna study, which may end the run of a trial."""
+    _make_race: Callable[[Plan], Any] | None = None
+    """Likewise of several trials: what leaves out their jobs, as `asynckfold.sweep.race.Race`."""
 
     @_takes(Settings)
     def __init__(self, settings: Settings) -> None:
@@ -256,7 +258,7 @@ class AsyncKFold:
                 make_plan(call)
                 begin(call)
                 if not call.is_complete:
-                    with training(call, self._stop_reason) as sweep:
+                    with training(call, self._stop_reason, self._make_race) as sweep:
                         sweep.run()
                 elif self._stop_reason is not None:
                     # A study hears of the folds of a run that was complete before.

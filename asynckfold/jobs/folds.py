@@ -240,8 +240,7 @@ def make_folds(
 
 def are_dicts(cv: Any) -> bool:
     """Whether folds are listed as dicts."""
-    listed = isinstance(cv, (list, tuple)) and bool(cv)
-    return listed and all(isinstance(item, Mapping) for item in cv)
+    return isinstance(cv, (list, tuple)) and {type(item) for item in cv} == {dict}
 
 
 def _pairs_of_dicts(listed: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
@@ -269,8 +268,7 @@ def _pairs_of_task(task: Any) -> list[tuple[Any, ...]]:
     repeats, count, sizes = task.get_split_dimensions()
     if sizes != 1:
         rule = "a task must have one training set for each fold"
-        received = f"{sizes}, of a learning curve"
-        raise InputError.one(rule, received, "Pass the index pairs of one size.")
+        raise InputError.one(rule, str(sizes), "Pass the index pairs of one size.")
     return [
         (repeat, index, *task.get_train_test_split_indices(fold=index, repeat=repeat))
         for repeat in range(repeats)

@@ -48,6 +48,10 @@ Option = tuple[Value, Any]
 """A value under its name, and what the factory gets."""
 
 
+class Exact(list[Mapping[str, Value]]):
+    """Values of the same parameters, each a candidate, in place of a dict of lists."""
+
+
 @dataclass(frozen=True, eq=False)
 class Parts:
     """The factories of a call."""
@@ -94,6 +98,9 @@ def make_grid(
     whole = Grid(parts, {}, parts.models, parts.lr_schedules)
     if params is None and n_iter is None:
         return whole, [], []
+    exact = params if isinstance(params, Exact) else []
+    if exact:
+        params = {name: list(dict.fromkeys(item[name] for item in exact)) for name in exact[0]}
     if not isinstance(params, Mapping) or not params:
         remedy = "Pass for instance params={'lr': [1e-3, 1e-2]}, or leave params out."
         rule = "params must be a dict of name → values"
@@ -110,6 +117,9 @@ def make_grid(
             listed[name] = [] if wrong else [(v, named.get(v, v)) for v in _listed(given)]
     if problems:
         return whole, problems, []
+    if exact:
+        draws = [{name: (plain(value),) * 2 for name, value in item.items()} for item in exact]
+        return _bound(parts, listed, functools.partial(_projected, draws)), [], []
     if not drawn:
         return _bound(parts, listed, functools.partial(_product, listed)), [], []
     return _sampled(parts, listed, drawn, n_iter, random_state)

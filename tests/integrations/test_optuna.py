@@ -57,11 +57,14 @@ def study(path: Path, should_prune: Callable[[Any], bool] = lambda trial: False)
     return made
 
 
-def optimized(root: Path, study: Any, n_trials: int = 4, **settings: Any) -> Any:
+def optimized(
+    root: Path, study: Any, n_trials: int = 4, n_parallel: int = 1, **settings: Any
+) -> Any:
     from asynckfold.integrations.optuna import optimize
 
     given = ({"net": network}, ["constant"], sgd, {"epochs": 2})
-    return optimize(kfold(root, **settings), study, *given, params=GRID, n_trials=n_trials)
+    words = {"n_trials": n_trials, "n_parallel": n_parallel}
+    return optimize(kfold(root, **settings), study, *given, params=GRID, **words)
 
 
 def stored(root: Path) -> dict[str, Any]:
@@ -77,9 +80,16 @@ def weights(root: Path) -> dict[str, str]:
     return {name: item.weights for name, item in stored(root).items()}
 
 
-def test_trials_have_the_scores_of_a_grid_and_are_trained_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_parallel", [1, 3])
+def test_trials_have_the_scores_of_a_grid_and_are_trained_once(
+    tmp_path: Path, n_parallel: int
+) -> None:
     made = study(tmp_path / "journal")
-    best = optimized(tmp_path / "study", made, refit=True)
+    best = optimized(tmp_path / "study", made, n_parallel=n_parallel, refit=True)
+    together = [
+        item.number for item in made.trials if item.user_attrs["asynckfold_run"] == "trials-0"
+    ]
+    assert together == ([0, 1, 2] if n_parallel == 3 else [])
     grid = kfold(tmp_path / "grid")({"net": network}, ["constant"], sgd, {"epochs": 2}, params=GRID)
     expected = {
         (row.params["lr"], row.params["width"]): [
@@ -103,19 +113,19 @@ def test_trials_have_the_scores_of_a_grid_and_are_trained_once(tmp_path: Path) -
     # A new study asks for the same parameters: their runs are there.
     before = {name: item.started for name, item in stored(tmp_path / "study").items()}
     again = study(tmp_path / "other")
-    optimized(tmp_path / "study", again)
+    optimized(tmp_path / "study", again, n_parallel=n_parallel)
     assert [item.value for item in again.trials] == [item.value for item in made.trials]
     after = stored(tmp_path / "study")
     assert before == {name: item.started for name, item in after.items()}
 
 
-@pytest.mark.parametrize("engine", ["serial", "process"])
-def test_a_trial_is_pruned_between_folds(tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize(("engine", "n_parallel"), [("serial", 1), ("process", 1), ("serial", 4)])
+def test_a_trial_is_pruned_between_folds(tmp_path: Path, engine: str, n_parallel: int) -> None:
     def slow_ones(trial: Any) -> bool:
         return bool(trial.params["lr"] == 0.001 and trial.last_step == 1)
 
     made = study(tmp_path / "journal", slow_ones)
-    best = optimized(tmp_path / "study", made, engine=engine, n_jobs=2)
+    best = optimized(tmp_path / "study", made, n_parallel=n_parallel, engine=engine, n_jobs=2)
     for trial in made.trials:
         pruned = trial.params["lr"] == 0.001
         assert trial.state.name == ("PRUNED" if pruned else "COMPLETE")
@@ -124,13 +134,17 @@ def test_a_trial_is_pruned_between_folds(tmp_path: Path, engine: str) -> None:
             # Elsewhere, the last fold may have ended before the others.
             if engine != "serial":
                 continue
+            if n_parallel > 1:
+                assert (store.counts()["done"], store.counts()["cancelled"]) == (10, 2)
+                continue
             assert len(store.results()) == 3 - pruned
             told = [event.text for event in store.events() if event.kind == "interrupted"]
             assert told == ["pruned after 2 of 3 folds"] * pruned
     assert best.best_params_["lr"] == 0.1
 
 
-def test_a_killed_study_continues_with_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_parallel", [1, 4])
+def test_a_killed_study_continues_with_the_same_bits(tmp_path: Path, n_parallel: int) -> None:
     class Killed(BaseException):
         pass
 
@@ -140,14 +154,14 @@ def test_a_killed_study_continues_with_the_same_bits(tmp_path: Path) -> None:
         return False
 
     with pytest.raises(Killed):
-        optimized(tmp_path / "killed", study(tmp_path / "journal", dies))
+        optimized(tmp_path / "killed", study(tmp_path / "journal", dies), n_parallel=n_parallel)
     made = study(tmp_path / "journal")
-    states = ["COMPLETE", "RUNNING", "WAITING", "WAITING"]
+    states = ["COMPLETE", "RUNNING", "WAITING", "WAITING"] if n_parallel == 1 else ["RUNNING"] * 4
     assert [item.state.name for item in made.trials] == states
-    optimized(tmp_path / "killed", made)
+    optimized(tmp_path / "killed", made, n_parallel=n_parallel)
     assert [item.state.name for item in made.trials] == ["COMPLETE"] * 4
     whole = study(tmp_path / "other")
-    optimized(tmp_path / "whole", whole)
+    optimized(tmp_path / "whole", whole, n_parallel=n_parallel)
     assert {str(item.params): item.value for item in made.trials} == {
         str(item.params): item.value for item in whole.trials
     }
@@ -175,6 +189,7 @@ def test_what_cannot_be_a_study_is_refused_before_anything_starts(tmp_path: Path
         with pytest.raises(InputError, match=message):
             optimize(kfold(tmp_path / "run"), made, *call, **words)
 
+    refused("n_parallel must be a whole number of at least 1", n_parallel=0)
     refused("each name in params must be a parameter .* 'rate'", params={"rate": [1], **GRID})
     two = ({"net": network, "other": network}, ["constant"], sgd)
     refused("a trial is one candidate", call=two)
