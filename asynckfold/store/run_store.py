@@ -479,7 +479,7 @@ def _lengthen(store: RunStore, before: Plan, plan: Plan, steady: Collection[str]
     for job in before.jobs:
         is_early = trained.get(job.id, 0) < before.params.epochs
         if is_early and job.candidate in steady and ended.get(job.id) in (DONE, DIVERGED):
-            counts["had ended and stay"] += 1
+            counts["ended early and kept"] += 1
             continue
         # The last checkpoint has no state of the optimizer: no step follows it.
         least = before.params.epochs if job.candidate in steady else 0
@@ -491,9 +491,9 @@ def _lengthen(store: RunStore, before: Plan, plan: Plan, steady: Collection[str]
             _change_attempt(store, *row, outcome="interrupted")
         if job.id in trained:
             is_kept = store.reader.checkpoints(job.id)
-            counts["go on from a checkpoint" if is_kept else "are trained anew"] += 1
-    parts = [f"{count} jobs {text}" for text, count in counts.items()]
-    return "; ".join([f"epochs: {before.params.epochs} there, {plan.params.epochs} here", *parts])
+            counts["continued from a checkpoint" if is_kept else "trained anew"] += 1
+    jobs = ", ".join(f"{count} {text}" for text, count in counts.items()) or "none was trained"
+    return f"epochs: {before.params.epochs} there, {plan.params.epochs} here; jobs: {jobs}"
 
 
 def _refuse_torn_groups(reader: RunReader, plan: Plan, view: Plan) -> None:

@@ -134,7 +134,7 @@ def test_more_epochs_go_on_where_the_lr_schedule_allows_it(
     assert_equal_bits(root, tmp_path / "whole")
     with RunStore.read(root) as store:
         (text,) = (event.text for event in store.events() if event.text.startswith("epochs"))
-    assert text.endswith("3 jobs go on from a checkpoint; 3 jobs are trained anew")
+    assert text.endswith("jobs: 3 continued from a checkpoint, 3 trained anew")
     assert "continues after epoch 2" in (root / "linear/constant/fold-0/log.txt").read_text()
 
 
