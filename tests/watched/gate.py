@@ -37,7 +37,8 @@ LASTING = ("resume", "train", "report", "shutdown")
 _PHASES = (
     ("checkpoint", re.compile(r"checkpoint-[^/]+\.tmp")),
     ("resume", re.compile(r"checkpoint-[^/]+\.safetensors")),
-    ("report", re.compile(r"(?:\.html|\.png|\.csv|\.json|(?<!splits)\.npz)\.\d+\.tmp")),
+    # Not the page, which is also written while jobs run.
+    ("report", re.compile(r"(?:\.png|\.csv|\.json|(?<!splits)\.npz)\.\d+\.tmp")),
 )
 _DIED = re.compile(r"""INSERT OR REPLACE INTO attempts .*,'(?:died|oom|hang)','.*"pid":(\d+)""")
 _children: dict[int, subprocess.Popen[bytes]] = {}
