@@ -180,7 +180,7 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "a metric to refit by": (
         {"refit": "f1"},
-        ["refit must be True, False, 'best', or", "received 'f1'", "first in scoring"],
+        ["refit must be True, False, 'best', '1se',", "received 'f1'", "first in scoring"],
     ),
     "no time for a job": (
         {"job_timeout_s": 0},
