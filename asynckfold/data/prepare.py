@@ -133,7 +133,7 @@ class PreparedData:
                 "sample_weight must hold a finite number, at least 0 and not all zero, for each "
                 f"of the {self.n_samples} samples",
                 f"an array of {values.dtype} of shape {values.shape}"
-                + f", from {values.min():g} to {values.max():g}" * (is_number and values.size > 0),
+                + (f", from {values.min():g} to {values.max():g}" if is_number else ""),
                 "Pass an array of that length, in the order of the data set.",
             )
         if (values == values[0]).all():
