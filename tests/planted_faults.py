@@ -44,14 +44,14 @@ FAULTS = (
     ),
     Fault(
         "a shared seed",
-        "np.random.SeedSequence([random_state, repeat, fold])",
-        "np.random.SeedSequence([random_state, repeat])",
+        "np.random.SeedSequence([random_state, *parts])",
+        "np.random.SeedSequence([random_state, *parts[:1]])",
         "test_candidates_start_from_equal_weights_and_see_equal_batches",
     ),
     Fault(
         "a swapped fold",
-        "Fold(repeat, index, _indices(np.asarray(train)), _indices(np.asarray(valid)))",
-        "Fold(repeat, index, _indices(np.asarray(valid)), _indices(np.asarray(train)))",
+        "Fold(repeat, index, *(_indices(np.asarray(side)) for side in sides))",
+        "Fold(repeat, index, *(_indices(np.asarray(side)) for side in sides[1::-1]), *sides[2:])",
         "truth/test_results.py::test_out_of_fold_outputs_are_those_that_were_scored",
     ),
     Fault(

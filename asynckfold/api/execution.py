@@ -154,13 +154,15 @@ def _rescored(call: Call) -> list[Result]:
 
 def _steady(call: Call) -> set[str]:
     """Return the candidates whose training does not depend on how many epochs are planned."""
+    if call.stored is None:
+        return set()
     from asynckfold.training.callbacks import BestWeights, EarlyStopping, GradientNorm
 
     settings, recipe = call.settings, call.recipe
     known = (BestWeights, EarlyStopping, GradientNorm)
     is_ours = all(isinstance(item, known) for item in settings.called_back)
     codes = (recipe.fit_fn, recipe.training_step, recipe.validation_step)
-    if call.stored is None or not is_ours or any(codes) or call.params.trainer in SEVERAL:
+    if not is_ours or any(codes) or call.params.trainer in SEVERAL:
         return set()
     there, here = (plan.recipe.get("settings", {}) for plan in (call.stored, call.plan))
     # Of steps by batch these settings do not tell.

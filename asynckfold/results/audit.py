@@ -10,19 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from asynckfold.jobs.criteria import PROBABILITIES, VALUES
 from asynckfold.jobs.folds import Fold, fold_name, shares_of_folds
 from asynckfold.jobs.objective import BINARY, MULTICLASS, MULTILABEL, REGRESSION
-from asynckfold.results.cross_fitting import Array, Floats
 from asynckfold.results.run_scores import RunScores
 from asynckfold.results.scoring import resolve
 from asynckfold.results.statistics import TIE, tied
 from asynckfold.results.verdict import listed
 from asynckfold.system.plain_text import one_line
+
+if TYPE_CHECKING:
+    from asynckfold.results.cross_fitting import Array, Floats
 
 OPTIMISM = 0.5
 """Standard errors above which the optimism of a choice is a finding: an interval of 95 % with that
@@ -244,7 +246,8 @@ def _constant_scores(sweep: RunScores, metric: str, targets: Array) -> list[floa
 
 
 def _schedule(run: AuditedRun) -> Outcome:
-    plan, rates_of = run.sweep.plan, dict[str, Floats]()
+    plan = run.sweep.plan
+    rates_of: dict[str, Floats] = {}
     for job in plan.jobs:
         result = run.sweep.results.get(job.id)
         if result and result.epochs and job.candidate not in rates_of:

@@ -14,9 +14,7 @@ from asynckfold.system.units import duration
 
 
 def race_sentence(plan: Plan, results: Mapping[str, Result]) -> str:
-    """Say what racing saved; ``""`` of a sweep without a race."""
-    if plan.race is None:
-        return ""
+    """Say what a race saved."""
     spared, used, seconds = 0, 0, list[float]()
     for row in candidates(plan, results):
         jobs = [job for job in plan.jobs if job.candidate == row.name]

@@ -20,7 +20,6 @@ from asynckfold.jobs.reproducibility import Reproducibility
 from asynckfold.jobs.result import ENDED, Baseline, Result, counts_line, fingerprint
 from asynckfold.results import tables
 from asynckfold.results.candidates import Candidate, candidates, rank
-from asynckfold.results.nested import NestedScores, nested_scores
 from asynckfold.results.out_of_fold import (
     kept_problems,
     layers_of,
@@ -28,7 +27,6 @@ from asynckfold.results.out_of_fold import (
     out_of_fold,
     ragged_problems,
 )
-from asynckfold.results.racing import race_sentence
 from asynckfold.results.speedup import AgainstSerial, Speedup, against_serial, speedup_of
 from asynckfold.results.statistics import (
     Pairs,
@@ -41,6 +39,8 @@ from asynckfold.system.plain_text import one_line
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from asynckfold.results.nested import NestedScores
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -73,6 +73,8 @@ class RunScores:
         """
         if self._whole is None:
             return None
+        from asynckfold.results.nested import nested_scores
+
         rows, metric = self.candidates, self.plan.scoring[0]
         best = rows[self._highest].mean(metric) if self.has_best else math.nan
         return nested_scores(*self._whole, self.error_score, best)
@@ -143,9 +145,12 @@ class RunScores:
         ``print(results.verdict)`` prints it in words.
         """
         verdict = make_verdict(self._samples, self.plan.scoring[0], self.folds)
-        nested = "" if self.nested is None else self.nested.sentence
-        more = filter(None, [race_sentence(self.plan, self.results), nested])
-        return replace(verdict, sentences=(*verdict.sentences, *more))
+        more = [] if self.nested is None else [self.nested.sentence]
+        if self.plan.race is not None:
+            from asynckfold.results.racing import race_sentence
+
+            more.insert(0, race_sentence(self.plan, self.results))
+        return replace(verdict, sentences=(*verdict.sentences, *filter(None, more)))
 
     def compare(self) -> pd.DataFrame:
         """Return a pandas table of all pairs of candidates, compared fold by fold.
