@@ -134,7 +134,7 @@ _plain_connect = sqlite3.connect
 def _executes(statement: str) -> None:
     if statement == "COMMIT":
         reach("commit")
-    elif statement.startswith("DELETE FROM results WHERE status NOT IN"):
+    elif statement.startswith("DELETE FROM outputs WHERE job_id NOT IN"):
         note("begun", "1")
         reach("resume")
     elif match := _DIED.match(statement):
