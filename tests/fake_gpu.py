@@ -54,10 +54,19 @@ def on_stand_in(placement: Any) -> Iterator[torch.device]:
 
 
 class StandIn(torch.nn.CrossEntropyLoss):
-    """A criterion that makes the process in which it is unpacked compute on a stand-in."""
+    """A criterion that makes the process in which it is unpacked compute on a stand-in.
+
+    With `spares_caller`, not the process in which it was made.
+    """
+
+    def __init__(self, *, spares_caller: bool = False) -> None:
+        super().__init__()
+        self.spared = os.getpid() if spares_caller else 0
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        if os.getpid() == self.spared:
+            return
         worker: Any = importlib.import_module("asynckfold.training.worker.execute")
         worker._device = on_stand_in
 

@@ -13,11 +13,15 @@ from dataclasses import replace
 
 from asynckfold.api.context import Call
 from asynckfold.engines.process import preloads
+from asynckfold.planning import gpu_rule
 from asynckfold.planning.forecast import seconds_in_turn
 from asynckfold.planning.process_rule import why_here
 
 MOST_MODELS = 8
 """Models that are checked in this process, one after another."""
+
+LIBRARY_SECONDS = 1.0
+"""In which a server imports a large library for its first workers."""
 
 
 def begin(call: Call) -> None:
@@ -25,9 +29,10 @@ def begin(call: Call) -> None:
     if call.pool is None:
         return
     call.may_be_here = _may_be_here(call)
-    is_cold = call.pool.server.seconds_to_serve > 0
+    # A worker would import what the models need first.
+    is_cold = call.is_fresh or call.pool.server.seconds_to_serve > 0
     if call.may_be_here and is_cold and len(call.recipe.models) <= MOST_MODELS:
-        call.make = replace(call.make, pool=None)
+        call.make = replace(call.make, is_here=True)
     else:
         _preload(call)
 
@@ -42,9 +47,14 @@ def settle(call: Call) -> None:
     if can_flush_denormals(max([*choice.threads.values(), *choice.last_threads.values()])):
         here = seconds_in_turn(call.work, choice, call.groups)
         start = call.pool.server.seconds_to_serve
+        if call.is_fresh:
+            start += LIBRARY_SECONDS * len(call.pool.lacking(preloads(call.bundle, streams=False)))
+        plan = call.work.plan
+        if any(plan.device_of(name) == "cuda" for name in plan.candidate_names):
+            start += gpu_rule.OPENING_SECONDS
         why = why_here(here, choice.prediction.makespan, start)
-    was_here = call.make.pool is None
-    call.make = replace(call.make, pool=None if why else call.pool)
+    was_here = call.make.is_here
+    call.make = replace(call.make, is_here=bool(why))
     if why:
         call.notes.append(why)
     elif was_here:
@@ -58,7 +68,8 @@ def _may_be_here(call: Call) -> bool:
         settings.engine == "auto"
         and call.data.held
         and call.params.processes == 1
-        and "cuda" not in settings.kinds(call.machine, call.params)
+        # A slice of a GPU is seen by a new process only.
+        and not any(gpu.uuid.startswith("MIG-") for gpu in call.machine.gpus().gpus)
         and not settings.nice
         and not settings.yield_to_others
         and settings.stall_timeout == "auto"

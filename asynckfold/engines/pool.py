@@ -252,10 +252,13 @@ class WorkerPool:
         self._stamps.update(stamps)
         return is_same
 
+    def lacking(self, names: Sequence[str]) -> list[str]:
+        """Return which of these modules the server was not asked to import."""
+        return [name for name in names if name not in self._preload]
+
     def preload(self, names: Sequence[str]) -> None:
         """Let the server import modules for the workers that it forks later."""
-        wanted = [name for name in names if name not in self._preload]
-        if wanted:
+        if wanted := self.lacking(names):
             self._preload += wanted
             self.server.command("import", None, wanted)
 

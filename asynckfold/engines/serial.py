@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from threadpoolctl import threadpool_limits
 
-from asynckfold.engines.engine import Answer, ReadLoad, Tell
+from asynckfold.engines.engine import Answer, Engine, ReadLoad, Tell
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.placement import Load, Placement
@@ -31,7 +31,7 @@ def in_this_process(engine: SerialEngine) -> Iterator[SerialEngine]:
     from asynckfold.training.worker.lazy_dynamo import imported_on_demand
 
     # Sums of linear algebra have other bits with more threads.
-    with imported_on_demand(), threadpool_limits(1, "blas"):
+    with imported_on_demand(), threadpool_limits(1, "blas"), closing(engine):
         yield engine
 
 
@@ -39,7 +39,8 @@ class SerialEngine:
     """Runs each placement inside `submit`; preserves the caller's random state and threads.
 
     The first signal lets a job save itself, the second interrupts it. ``between`` is called after
-    each batch, and may take the events so far.
+    each batch, and may take the events so far. A process that has lost its GPU cannot use it again:
+    from then on, what `make_spare` makes goes on, if it is given.
     """
 
     runs_in_submit = True
@@ -52,12 +53,15 @@ class SerialEngine:
         read_load: ReadLoad,
         tell: Tell,
         signals: Interruption | None = None,
+        make_spare: Callable[[], Engine] | None = None,
     ) -> None:
         self._bundle = bundle
         self._data = data
         self._read_load = read_load
         self._tell = tell
         self._signals = signals or Interruption()
+        self._make_spare = make_spare
+        self._spare: Engine | None = None
         self.between: Callable[[], None] = lambda: None
 
     def _stop(self) -> bool:
@@ -66,10 +70,12 @@ class SerialEngine:
 
     def load(self, running: Sequence[Placement]) -> Load:
         """Return the machine's load."""
-        return self._read_load(running, {})
+        return self._read_load(running, {}) if self._spare is None else self._spare.load(running)
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
-        """Run the placement; return a completed future."""
+        """Run the placement; return a completed future, of a spare engine one that is not."""
+        if self._spare is not None:
+            return self._spare.submit(placement, tasks)
         from asynckfold.training import seeding
         from asynckfold.training.worker.execute import execute, in_turn
 
@@ -84,10 +90,17 @@ class SerialEngine:
             future.set_result(Answer(results, os.getpid()))
         except (StorageError, WorkerDiedError) as error:
             future.set_exception(error)
+            is_lost = isinstance(error, WorkerDiedError) and error.outcome == "device_lost"
+            if is_lost and self._make_spare is not None:
+                self._spare = self._make_spare()
         return future
 
     def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
-        """Nothing runs outside `submit`."""
+        """Nothing runs outside `submit`, but in a spare engine."""
+        if self._spare is not None:
+            self._spare.shift(future, cores)
 
     def close(self, grace_s: float = 0.0) -> None:
-        """Nothing runs outside `submit`."""
+        """Close the spare engine, if there is one."""
+        if self._spare is not None:
+            self._spare.close(grace_s)

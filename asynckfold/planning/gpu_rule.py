@@ -41,6 +41,10 @@ START_SECONDS = 5.0
 """Seconds until the first worker has opened a GPU."""
 
 
+OPENING_SECONDS = 0.7
+"""Until a worker, a new process, has opened a GPU and loaded its first kernels (H200)."""
+
+
 def gpu_cost(
     flops: int, eval_ratio: float = 1.0, products: int | None = None, memory: int = 0
 ) -> Cost:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.engines import pool as pools
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 class Engines:
     """Makes the engine for a bundle.
 
-    `pool` are the workers of the engine "process", `cluster` the nodes of the engine "ray".
+    `pool` are the workers of the engine "process", `cluster` the nodes of the engine "ray". With
+    `is_here`, this process trains, and workers where it loses its GPU.
     """
 
     name: str
@@ -38,26 +40,15 @@ class Engines:
     stall_timeout: float | str | None
     max_wait: float | None
     cluster: RayCluster | None = None
+    is_here: bool = False
 
     @contextmanager
     def __call__(self, bundle: Any) -> Iterator[Engine]:
         """Start an engine for a bundle; it is closed with the context."""
         handle = self.data.handle()
         opened: AbstractContextManager[Engine]
-        if self.pool is not None:
-            from asynckfold.engines.process import ProcessEngine
-
-            opened = closing(
-                ProcessEngine(
-                    bundle,
-                    handle.fds,
-                    self.read_load,
-                    self.inbox.put,
-                    self.pool,
-                    self.stall_timeout,
-                    self.signals,
-                )
-            )
+        if self.pool is not None and not self.is_here:
+            opened = closing(self._workers(bundle, handle, self.pool))
         elif self.cluster is not None:
             from asynckfold.engines.ray_engine import RayEngine
 
@@ -82,12 +73,23 @@ class Engines:
         else:
             from asynckfold.engines.serial import SerialEngine, in_this_process
 
-            batches = handle.open(handle.fds)
-            opened = in_this_process(
-                SerialEngine(bundle, batches, self.read_load, self.inbox.put, self.signals)
+            batches, spare = handle.open(handle.fds), None
+            if self.pool is not None:
+                spare = partial(self._workers, bundle, handle, self.pool)
+            serial = SerialEngine(
+                bundle, batches, self.read_load, self.inbox.put, self.signals, spare
             )
+            opened = in_this_process(serial)
         with opened as engine:
             yield engine
+
+    def _workers(self, bundle: Any, handle: Any, pool: pools.WorkerPool) -> Engine:
+        from asynckfold.engines.process import ProcessEngine
+
+        timeout, signals = self.stall_timeout, self.signals
+        return ProcessEngine(
+            bundle, handle.fds, self.read_load, self.inbox.put, pool, timeout, signals
+        )
 
     def read_load(self, running: Sequence[Placement], pins: Mapping[int, tuple[int, ...]]) -> Load:
         """Read the load, for the requested number of jobs."""

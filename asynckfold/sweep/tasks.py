@@ -188,8 +188,8 @@ class DryRun:
             count = max(1 if not placed else 0, min(self.most, len(load.idle)) - len(placed))
             for name in waiting[:count]:
                 placement = replace(placements[name], node=load.node)
-                if placed:
-                    placement = replace(placement, cores=(free.pop(0),))
+                if placed and not engine.runs_in_submit:
+                    placement = replace(placement, cores=(free.pop(0),), threads=1)
                 elif load.node:
                     placement = replace(placement, cores=load.cores)
                 running[engine.submit(placement, [])] = name, placement

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, InputError, RunStore
+from asynckfold.training.worker import execute
 from tests import fake_gpu
 from tests.system.test_gpus import FakeNvml, FakeNvmlError
 from tests.toy import Tiny, adam, samples
@@ -31,10 +33,15 @@ class Wide(nn.Module):
 
 
 def sweep(
-    root: Path, models: Sequence[Any] = (Tiny, Wide), epochs: int = 1, **settings: Any
+    root: Path,
+    models: Sequence[Any] = (Tiny, Wide),
+    epochs: int = 1,
+    spares_caller: bool = False,
+    **settings: Any,
 ) -> CVResults:
+    criterion = fake_gpu.StandIn(spares_caller=spares_caller)
     settings = {"baseline": None, "verbose": 0, "fuse": False, **settings}
-    kfold = AsyncKFold(3, samples(), root, fake_gpu.StandIn(), 10, **settings)
+    kfold = AsyncKFold(3, samples(), root, criterion, 10, **settings)
     return kfold([*models], ["cosine"], adam, {"epochs": epochs})
 
 
@@ -165,6 +172,42 @@ def test_after_a_reboot_with_another_order_of_the_gpus_a_run_goes_on(
     for name, result in begun.results.items():
         assert found.results[name].digest == result.digest
         assert found.results[name].started == result.started
+
+
+@pytest.mark.chooses_process
+@pytest.mark.usefixtures("_gpu")
+def test_a_small_sweep_opens_the_gpu_in_the_process_of_the_caller(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execute, "_device", fake_gpu.on_stand_in)
+    here = sweep(root / "here", [Wide])
+    assert {item.pid for item in here.results.values()} == {os.getpid()}
+    assert set(here.to_frame("fold")["device"]) == {"cuda:0"}
+    workers = sweep(root / "workers", [Wide], engine="process")
+    assert os.getpid() not in {item.pid for item in workers.results.values()}
+    assert here.fingerprint == workers.fingerprint
+
+
+@pytest.mark.chooses_process
+@pytest.mark.usefixtures("_gpu")
+def test_workers_go_on_where_the_caller_cannot_open_the_gpu(root: Path) -> None:
+    results = sweep(root, [Wide], spares_caller=True)
+    assert results.counts["done"] == 3
+    assert os.getpid() not in {item.pid for item in results.results.values()}
+    with RunStore.read(root) as store:
+        assert [item.outcome for item in store.attempts()].count("device_lost") == 1
+
+
+@pytest.mark.chooses_process
+@pytest.mark.usefixtures("_gpu")
+def test_a_slice_of_a_gpu_is_seen_by_workers_only(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = FakeNvml((8 * fake_gpu.GIB, 8 * fake_gpu.GIB, 0))
+    nvml.nvmlDeviceGetUUID = lambda handle: "MIG-a00"
+    monkeypatch.setattr("asynckfold.system.machine.load_nvml", lambda: (nvml, ""))
+    results = sweep(root, [Wide])
+    assert os.getpid() not in {item.pid for item in results.results.values()}
 
 
 class Flickering(FakeNvml):

@@ -126,3 +126,23 @@ def test_what_a_job_has_done_is_durable_while_it_goes_on(
     kfold = AsyncKFold(2, samples(), root, nn.CrossEntropyLoss(), 10, verbose=0, engine="serial")
     kfold([Looking], ["constant"], adam, {"epochs": 2})
     assert durable >= {0, 1, 2, 3}
+
+
+def test_workers_go_on_where_this_process_loses_its_gpu(root: Path) -> None:
+    caller = os.getpid()
+
+    class Losing(Tiny):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            is_job = any(root.rglob("log.txt"))
+            if os.getpid() == caller and is_job and self.training:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            return super().forward(inputs)
+
+    kfold = AsyncKFold(
+        2, samples(), root, nn.CrossEntropyLoss(), 10, verbose=0, baseline=None, fuse=False
+    )
+    results = kfold([Losing], ["cosine"], adam, {"epochs": 2})
+    assert results.counts["done"] == 2
+    assert caller not in processes(results)
+    with RunStore.read(root) as store:
+        assert [item.outcome for item in store.attempts()].count("device_lost") == 1

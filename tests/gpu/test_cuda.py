@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-def test_jobs_run_on_the_gpu_and_this_process_makes_no_context(root: Path) -> None:
+def test_workers_run_on_the_gpu_and_this_process_makes_no_context(root: Path) -> None:
     kfold = AsyncKFold(
         3, samples(), root, nn.CrossEntropyLoss(), 10, baseline=None, verbose=0, devices=[0]
     )

@@ -168,7 +168,11 @@ def _device(placement: Placement) -> Iterator[torch.device]:
     if gpu is None:
         yield torch.device("cpu")
         return
-    index = open_gpu(gpu, placement.gpu_uuid, narrow=_ignores_interrupts())
+    try:
+        index = open_gpu(gpu, placement.gpu_uuid, narrow=_ignores_interrupts())
+    except RuntimeError as error:
+        cause = f"it cannot open GPU {gpu}: {error}"
+        raise WorkerDiedError(os.getpid(), cause, "device_lost") from error
     with torch.cuda.device(index):
         _, total = torch.cuda.mem_get_info(index)
         share = memory_share(total, placement)

@@ -107,7 +107,7 @@ class CrossAttention(nn.Module):
         self.head = nn.Linear(8 + 25, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        padding = (x[:, :, 0] > 1.5) & (torch.arange(5) > 0)
+        padding = (x[:, :, 0] > 1.5) & (torch.arange(5, device=x.device) > 0)
         first = x.transpose(0, 1)
         y, weights = self.attention(
             first, first * 2, first, attn_mask=self.mask, key_padding_mask=padding.to(x.dtype) * -9
@@ -306,7 +306,7 @@ class TwoInputs(nn.Module):
         self.out = nn.Sequential(nn.Dropout(0.2), nn.Linear(8, CLASSES))
 
     def forward(self, image: torch.Tensor, age: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-        ages = self.age(age[:, None].float() / 90).relu()
+        ages = self.age(age[:, None].to(image.dtype) / 90).relu()
         return self.out(torch.cat([self.image(image).mean((2, 3)).relu(), ages], 1))
 
 
