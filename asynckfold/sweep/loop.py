@@ -133,7 +133,7 @@ class Sweep:
         self._running = RunningJobs(store.moved)
         self._attempts = Attempts(store, self._pending, self._running, finish, observer, race)
         self._waiting = WaitReasons((), (), (), {})
-        self._sampler = Sampler(store, "packed")
+        self._sampler = Sampler(store, "packed", clock)
         self._flushed = self._heard = clock()
         if isinstance(engine, SerialEngine):
             engine.between = self._hear_between

@@ -75,15 +75,16 @@ class Sampler:
     The phase is ``"packed"`` or ``"serial"``; only the first uses GPUs.
     """
 
-    def __init__(self, store: RunStore, phase: str) -> None:
-        self._store = store
-        self._phase = phase
-        self._started = time.monotonic()
+    def __init__(
+        self, store: RunStore, phase: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store, self._phase, self._clock = store, phase, clock
+        self._started = clock()
         self._next = 0.0
 
     def look(self, load: Load, *, at_end: bool = False) -> None:
         """Record the use in `load` if a sample is due, or the phase ends."""
-        passed = time.monotonic() - self._started
+        passed = self._clock() - self._started
         use = tuple(chain.from_iterable(node.use for node in load.nodes))
         if use and (at_end or passed >= self._next):
             mine = sum(node.own for node in load.nodes)

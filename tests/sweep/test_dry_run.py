@@ -25,6 +25,8 @@ from asynckfold.system.signals import Interruption
 class Engines:
     """An engine whose workers answer at once, or die of some models."""
 
+    runs_in_submit = False
+
     idle: tuple[int, ...]
     deadly: dict[str, str] = field(default_factory=dict)
     mended: bool = False
