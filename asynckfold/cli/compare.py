@@ -1,4 +1,4 @@
-"""The verb ``compare``: the scores of two runs, or with ``--bits`` where they first differ."""
+"""The verb ``compare``: the scores of two runs, as a page, too; ``--bits``: where they differ."""
 
 from __future__ import annotations
 
@@ -10,13 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asynckfold.cli.output import Output, table_of
-from asynckfold.results.compare import (
-    CandidateScores,
-    Comparison,
-    ScoreComparison,
-    compare_runs,
-    compare_scores,
-)
+from asynckfold.errors import Problem
+from asynckfold.results.compare import Comparison, ScoreComparison, compare_runs, compare_scores
 from asynckfold.results.cv_results import read_results
 from asynckfold.results.verdict import p_value
 from asynckfold.store import open_run
@@ -29,20 +24,39 @@ if TYPE_CHECKING:
 def compare(parsed: argparse.Namespace, out: Output) -> int:
     """Compare two runs; return 0, or with ``--bits`` 1 if they are not the same."""
     names = (parsed.directory, parsed.other)
-    with open_run(names[0], "DIR", parsed.problems) as first, open_run(names[1], "DIR") as second:
+    problems = [*parsed.problems, *_page_problems(parsed)]
+    with open_run(names[0], "DIR", problems) as first, open_run(names[1], "DIR") as second:
         bits = compare_runs(first, second)
         if parsed.bits:
             return _say_bits(bits, names, out)
         shown = one_line(names[0]), one_line(names[1])
-        scores = compare_scores(read_results(first), read_results(second), shown)
-    out.data({**asdict(scores), "identical": bits.identical, "plan": bits.plan})
+        results = read_results(first), read_results(second)
+        scores = compare_scores(*results, shown)
+        page = {}
+        if parsed.html:
+            # It loads a template engine.
+            from asynckfold.results.report.page import write_comparison
+
+            stores = first, second
+            page["page"] = str(write_comparison(stores, results, scores, bits, parsed.html))
+    out.data({**asdict(scores), "identical": bits.identical, "plan": bits.plan, **page})
     for sentence in scores.sentences:
         out.say(sentence)
     out.say(_table(scores, is_wide=out.is_wide))
     if bits.plan:
         out.say(f"plan: {bits.plan}")
     out.say(f"bits: {'identical' if bits.identical else 'not identical, --bits says where'}")
+    for path in page.values():
+        out.say(f"page: {path}")
     return 0
+
+
+def _page_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
+    if parsed.html and parsed.bits:
+        yield Problem("--html shows scores, and goes without --bits", "both", "Leave one out.")
+    if parsed.html and Path(parsed.html).is_dir():
+        remedy = "Pass the path of a page, such as comparison.html."
+        yield Problem("--html must name a file", f"the folder {parsed.html}", remedy)
 
 
 def _table(scores: ScoreComparison, *, is_wide: bool) -> Table:
@@ -57,21 +71,13 @@ def _table(scores: ScoreComparison, *, is_wide: bool) -> Table:
             "n/a" if math.isnan(mean) else f"{mean:.4f} ± {std:.4f}" if is_wide else f"{mean:.4f}"
             for mean, std in zip(row.means, row.stds, strict=True)
         ]
-        difference, interval, p = _difference(row, scores.runs)
-        rows.append([row.name, *cells, difference, *[interval for _ in intervals], p])
+        change, low, high, p = row.change(scores.runs[1])
+        interval = "" if math.isnan(low) else f"{low:+.4f} … {high:+.4f}"
+        difference = "" if math.isnan(change) else f"{change:+.4f}"
+        p_text = p_value(p) if row.difference else ""
+        rows.append([row.name, *cells, difference, *[interval for _ in intervals], p_text])
     name = f"{scores.metric} of"
     return table_of([name, *heads, "difference", *intervals, "p"], rows, left=(name,))
-
-
-def _difference(row: CandidateScores, runs: tuple[str, str]) -> tuple[str, str, str]:
-    """Return second - first, its interval and p."""
-    mean, difference = row.means[1] - row.means[0], row.difference
-    if difference is None:
-        return "" if math.isnan(mean) else f"{mean:+.4f}", "", ""
-    sign = 1 if difference.first == runs[1] else -1
-    low, high = sorted((sign * difference.ci_low, sign * difference.ci_high))
-    interval = "" if math.isnan(low) else f"{low:+.4f} … {high:+.4f}"
-    return f"{sign * difference.mean + 0:+.4f}", interval, p_value(difference.p)
 
 
 def _say_bits(bits: Comparison, names: tuple[str, str], out: Output) -> int:

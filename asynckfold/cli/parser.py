@@ -251,6 +251,13 @@ VERBS = {
             "--bits": _switch(
                 "compare bit for bit, and print where the runs first differ; exit code 1 if they do"
             ),
+            "--html": _word(
+                "FILE",
+                "write a page with curves of both, differences by fold, and what differs in the "
+                "plans (default comparison.html)",
+                nargs="?",
+                const="comparison.html",
+            ),
         },
     ),
     "doctor": VerbWords(

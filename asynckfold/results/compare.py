@@ -129,6 +129,16 @@ class CandidateScores:
     means: tuple[float, float]  # NaN in a run without it
     stds: tuple[float, float]
     difference: Difference | None  # of the runs; None if not both have it, or the folds differ
+    by_fold: tuple[float, ...] = ()  # second - first in each fold; empty without a difference
+
+    def change(self, second: str) -> tuple[float, float, float, float]:
+        """Return `second` - the other run, both ends of its interval, and p; NaN if unknown."""
+        pair = self.difference
+        if pair is None:
+            return self.means[1] - self.means[0], np.nan, np.nan, np.nan
+        sign = 1 if pair.first == second else -1
+        low, high = sorted((sign * pair.ci_low, sign * pair.ci_high))
+        return sign * pair.mean + 0.0, low, high, pair.p
 
 
 @dataclass(frozen=True)
@@ -265,4 +275,8 @@ def _scores_of(
     sides = [table.get(name) for table in rows]
     means = [row.mean(metric) if row else np.nan for row in sides]
     stds = [row.std(metric) if row else np.nan for row in sides]
-    return CandidateScores(name, (means[0], means[1]), (stds[0], stds[1]), difference)
+    by_fold: tuple[float, ...] = ()
+    if difference is not None and all(sides):
+        before, after = (row.scores[metric] for row in sides if row)
+        by_fold = tuple((after - before).tolist())
+    return CandidateScores(name, (means[0], means[1]), (stds[0], stds[1]), difference, by_fold)

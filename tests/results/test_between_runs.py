@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -128,6 +130,49 @@ def test_the_command_prints_scores_and_whether_the_bits_are_the_same(
     errors = capsys.readouterr().err
     assert "a score in common: received accuracy and f1. Pass" in errors
     assert "DIR must be the folder of a run" in errors
+
+
+def test_html_writes_a_page_with_the_differences_of_each_fold_and_of_the_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(Path("old"), run_of({"net/step": LENET, "gone/step": LENET}))
+    written(Path("new"), run_of({"net/step": MLP}, params=TrainerParams(epochs=3)))
+    assert main(["compare", "old", "new", "--html", "pages/both.html"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "page: pages/both.html"
+    page = Path("pages/both.html").read_text("utf-8").replace("\u00a0", " ")
+    assert re.search("<h1>old beats new by 2.3 points, on 5 of 5 folds", page)
+    assert "<p>Only in old: gone/step.</p>" in page
+    cells = [f"{after - before:+.4f}" for before, after in zip(LENET, MLP, strict=True)]
+    assert _rows(page, "new - old in each fold") == [["net/step", *cells]]
+    net, gone = _rows(page, "accuracy in both runs")
+    assert net[3:] == ["-0.0228", "-0.0268 to -0.0188", "< 0.001", "old is better"]
+    assert (gone[2], gone[3:]) == ("n/a", ["n/a", "n/a", "–", "not compared"])
+    plans = {row[0]: row[1:] for row in _rows(page, "What differs in the plans")}
+    assert plans["epochs"][1] == "3"
+    assert not {"params.epochs", "plan_fingerprint", "random_state"} & {*plans}
+    # Points of five folds, in the figure of the differences.
+    (drawn,) = re.findall('<figure id="figure-differences">(.*?)</figure>', page, re.S)
+    assert drawn.count("<circle") == 5
+    assert main(["compare", "old", "new", "--html", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["page"] == "comparison.html"
+
+
+def _rows(page: str, label: str) -> list[list[str]]:
+    """Return the cells of the body of a table of a page."""
+    (body,) = re.findall(f'<table[^>]* aria-label="{label}">.*?<tbody>(.*?)</tbody>', page, re.S)
+    cells = [re.findall("<t[dh][^>]*>(.*?)</t[dh]>", row) for row in body.split("</tr>")]
+    return [[html.unescape(cell).replace("<wbr>", "") for cell in row] for row in cells if row]
+
+
+def test_html_goes_without_bits_and_names_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "old", "new", "--bits", "--html", str(tmp_path)]) == 2
+    errors = capsys.readouterr().err
+    assert "--html shows scores, and goes without --bits" in errors
+    assert "--html must name a file" in errors
 
 
 # Bits

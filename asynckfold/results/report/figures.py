@@ -83,6 +83,40 @@ def curves(summary: Summary) -> list[Panel]:
     return [*panels, _measure("learning rate", "lr", rows, 60)] if panels else []
 
 
+def overlaid(
+    runs: tuple[Summary, Summary], names: tuple[str, str], candidates: Sequence[str]
+) -> list[Panel]:
+    """Return the curves of some candidates of two runs, the first one's dashed.
+
+    A colour is a candidate, or a run if there is only one candidate.
+    """
+    both: dict[str, list[Panel]] = {}
+    for number_of_run, (run, name) in enumerate(zip(runs, names, strict=True)):
+        rows = [row for row in run.candidates if row.curves and row.name in candidates]
+        for panel in curves(replace(run, candidates=tuple(rows))):
+            lines = []
+            for line in panel.lines:
+                label, place = line.name, candidates.index(line.name)
+                if len(candidates) == 1:
+                    label, place = name, number_of_run
+                said = [f"{name}: {text}" for text in line.said]
+                drawn = replace(line, name=label, place=place, said=said)
+                lines.append(replace(drawn, dashed=number_of_run == 0))
+            both.setdefault(panel.title, []).append(replace(panel, lines=lines))
+    return list(map(_joined, both.values()))
+
+
+def _joined(panels: Sequence[Panel]) -> Panel:
+    """Return the lines of panels over axes that hold all of them."""
+    x, y = (
+        Scale.over([end for scale in axis for end in (scale.low, scale.high)], whole=axis[0].whole)
+        for axis in ([panel.x for panel in panels], [panel.y for panel in panels])
+    )
+    log = any(panel.y.log for panel in panels) and y.low > 0
+    lines = [line for panel in panels for line in panel.lines]
+    return replace(panels[0], lines=lines, x=x, y=replace(y, log=log))
+
+
 def curve_of(row: CandidateRow, measure: str) -> Curve | None:
     """Return a measure of a candidate over its epochs."""
     return next((curve for curve in row.curves if curve.measure == measure), None)

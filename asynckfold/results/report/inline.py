@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from markupsafe import Markup
 
+from asynckfold.results.compare import ScoreComparison
 from asynckfold.results.report import figures, svg
 from asynckfold.results.report import sentences as say
 from asynckfold.results.report.candidate_rows import CandidateRow
@@ -19,6 +21,7 @@ from asynckfold.results.report.figures import (
 from asynckfold.results.report.predictions import spread
 from asynckfold.results.report.sentences import interval, number, plural, shorten
 from asynckfold.results.report.summary import Summary
+from asynckfold.system.plain_text import one_line
 
 FOREST = 12
 """Candidates in the forest plot."""
@@ -50,21 +53,53 @@ def inline(summary: Summary) -> dict[str, Markup]:
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
+def comparison(
+    runs: tuple[Summary, Summary], scores: ScoreComparison, candidates: Sequence[str]
+) -> dict[str, Markup]:
+    """Draw two runs: differences fold by fold, and the curves of some candidates over each other.
+
+    Those have a colour each, in both figures.
+    """
+    title = f"{scores.metric}, {scores.runs[1]} - {scores.runs[0]}"
+    known, rows = {item.name: item for item in scores.candidates if item.by_fold}, []
+    for row in runs[1].candidates:
+        item = known.get(one_line(row.name))
+        if item is not None:
+            mean, low, high, _ = item.change(scores.runs[1])
+            by_fold, means = {title: item.by_fold}, {title: mean}
+            rows.append(replace(row, scores=by_fold, mean=means, ci_low=low, ci_high=high))
+    drawn = {
+        "differences": forest(rows, title, runs[1].fold_names, mark=0.0),
+        "curves": _panels(figures.overlaid(runs, scores.runs, candidates)),
+    }
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
 # The forest plot
 
 
-def forest(rows: Sequence[CandidateRow], metric: str, fold_names: Sequence[str]) -> Markup | None:
-    """Draw mean, 95 % interval and fold scores of the first candidates that have a score."""
+def forest(
+    rows: Sequence[CandidateRow],
+    metric: str,
+    fold_names: Sequence[str],
+    mark: float | None = None,
+) -> Markup | None:
+    """Draw mean, 95 % interval and fold scores of the first candidates that have a score.
+
+    `mark` is the value at the dashed line, by default the first one's mean.
+    """
     known = [(place, row) for place, row in enumerate(rows) if math.isfinite(row.mean[metric])]
     drawn = known[:FOREST]
     if not drawn:
         return None
-    scale = _forest_scale([row for _, row in drawn], metric)
+    if mark is None and len(rows) > 1 and _has_all_scores(drawn[0][1], metric):
+        mark = drawn[0][1].mean[metric]
+    scale = _forest_scale([row for _, row in drawn], metric, mark)
     bottom = ROW * len(drawn) + 6
     parts = list(_forest_axis(scale, bottom, metric))
-    if len(rows) > 1 and _has_all_scores(drawn[0][1], metric):
-        first = _across(scale, drawn[0][1].mean[metric])
-        parts.append(svg.rule(first, 18, bottom, stroke=svg.FAINT, stroke_dasharray="3 3"))
+    if mark is not None:
+        x = _across(scale, mark)
+        parts.append(svg.rule(x, 18, bottom, stroke=svg.FAINT, stroke_dasharray="3 3"))
     for line, (place, row) in enumerate(drawn):
         parts.append(_forest_row(row, metric, svg.colour(place), ROW * line, scale, fold_names))
     said = "; ".join(_in_words(row, metric) for _, row in drawn)
@@ -84,10 +119,11 @@ def _in_words(row: CandidateRow, metric: str) -> str:
     return f"{row.name}: mean {number(row.mean[metric])} over {plural(known, 'fold')}{between}"
 
 
-def _forest_scale(rows: Sequence[CandidateRow], metric: str) -> svg.Scale:
+def _forest_scale(rows: Sequence[CandidateRow], metric: str, mark: float | None) -> svg.Scale:
     """Return an axis for all scores; intervals that are much wider are cut off."""
     scores = [score for row in rows for score in (*row.scores[metric], row.mean[metric])]
-    known = [score for score in scores if math.isfinite(score)]
+    marks = [] if mark is None else [mark]
+    known = [score for score in (*scores, *marks) if math.isfinite(score)]
     low, high = min(known), max(known)
     room = high - low
     ends = [end for row in rows for end in (row.ci_low, row.ci_high) if math.isfinite(end)]

@@ -37,6 +37,8 @@
 
   function tabs() {
     const list = document.querySelector("header nav");
+    // A page on two runs has no tabs.
+    if (!list) return scrollers();
     const links = all("a", list);
     const panels = links.map((link) => document.querySelector(link.hash));
     list.setAttribute("role", "tablist");

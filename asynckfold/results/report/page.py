@@ -21,13 +21,15 @@ import jinja2
 from markupsafe import Markup
 
 from asynckfold.jobs.decoding import uncollected
-from asynckfold.results.cv_results import read_results
+from asynckfold.results.compare import Comparison, ScoreComparison
+from asynckfold.results.cv_results import CVResults, read_results
 from asynckfold.results.report import page_tables, sentences
 from asynckfold.results.report.files import table_files
 from asynckfold.results.report.files import update as update_figures
-from asynckfold.results.report.inline import inline
+from asynckfold.results.report.inline import comparison, inline
 from asynckfold.results.report.sanitize import clean
 from asynckfold.results.report.summary import Summary, interim_of, pictures_of, summarize
+from asynckfold.results.report.svg import COLOURS
 from asynckfold.store import Interim, RunReader
 from asynckfold.system.files import make_folder, write_whole
 
@@ -101,24 +103,64 @@ def render(
 
     `pictures` are those of hard samples, see `pictures_of`; `interim` is there while a run goes on.
     """
-    script = (_FOLDER / "page.js").read_text("utf-8")
-    digest = hashlib.sha256(script.encode()).digest()
-    return _template().render(
+    return _page(
+        "report.html.jinja",
         run=summary,
         facts=summary.facts,
-        say=sentences,
-        tables=page_tables,
         drawn=inline(summary),
         pictures=pictures,
         interim=interim,
         now=time.strftime("%H:%M:%S"),
+    )
+
+
+@uncollected()
+def write_comparison(
+    stores: tuple[RunReader, RunReader],
+    results: tuple[CVResults, CVResults],
+    scores: ScoreComparison,
+    bits: Comparison,
+    path: str | Path,
+) -> Path:
+    """Write a page on two runs, by `compare_scores` and `compare_runs` of them; return its path.
+
+    Curves are those of the candidates of both, the best of the second run first; without any,
+    those of the best candidate of each.
+    """
+    first, second = (summarize(*pair) for pair in zip(stores, results, strict=True))
+    runs, before = (first, second), {row.name for row in first.candidates}
+    shown = [row.name for row in second.candidates if row.name in before]
+    shown = shown or [run.candidates[0].name for run in runs if run.candidates]
+    text = _page(
+        "comparison.html.jinja",
+        run=scores,
+        runs=runs,
+        bits=bits,
+        headline=scores.sentences[0].removesuffix("."),
+        drawn=comparison(runs, scores, shown[: len(COLOURS)]),
+        shown=shown,
+    )
+    path = Path(path)
+    make_folder(path.parent)
+    write_whole(path, text.encode())
+    return path
+
+
+def _page(template: str, **values: object) -> str:
+    script = (_FOLDER / "page.js").read_text("utf-8")
+    digest = hashlib.sha256(script.encode()).digest()
+    page = _environment().get_template(template)
+    return page.render(
+        say=sentences,
+        tables=page_tables,
         script=Markup(script),
         script_hash=f"sha256-{base64.b64encode(digest).decode()}",
+        **values,
     )
 
 
 @functools.cache
-def _template() -> jinja2.Template:
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -127,7 +169,7 @@ def _template() -> jinja2.Template:
     )
     environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
     environment.filters["together"] = _together
-    return environment.get_template("page.html.jinja")
+    return environment
 
 
 def _together(text: str) -> str:

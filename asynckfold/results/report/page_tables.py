@@ -10,10 +10,12 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from asynckfold.results.compare import ScoreComparison
 from asynckfold.results.report import sentences as say
 from asynckfold.results.report.candidate_rows import CandidateRow
 from asynckfold.results.report.sanitize import clean, flat
 from asynckfold.results.report.summary import Summary
+from asynckfold.results.statistics import Difference
 from asynckfold.results.verdict import p_value
 
 FOLDS = 10
@@ -86,16 +88,24 @@ def _to_first(row: CandidateRow) -> tuple[str, str, str]:
 
 def folds(run: Summary) -> PageTable:
     """Return the score of each fold; many folds share a cell."""
-    names, rows = run.fold_names, run.candidates[:ROWS]
-    scores = [[say.number(value) for value in row.scores[run.metric]] for row in rows]
+    scores = {
+        row.name: [say.number(value) for value in row.scores[run.metric]]
+        for row in run.candidates[:ROWS]
+    }
+    return _by_fold("Scores of each fold", run.fold_names, scores, len(run.candidates))
+
+
+def _by_fold(
+    label: str, names: Sequence[str], cells_of: Mapping[str, list[str]], total: int
+) -> PageTable:
+    scores = [*cells_of.values()]
     if len(names) > FOLDS:
         title = f"{names[0]} to {names[-1]}, in order"
         columns, cells = [(title, "text")], [[" ".join(line)] for line in scores]
     else:
         columns, cells = _numbers(*names), scores
-    lines = [(row.name, *line) for row, line in zip(rows, cells, strict=True)]
-    columns = [("candidate", "name"), *columns]
-    return PageTable("Scores of each fold", columns, lines, total=len(run.candidates))
+    lines = [(name, *line) for name, line in zip(cells_of, cells, strict=True)]
+    return PageTable(label, [("candidate", "name"), *columns], lines, total=total)
 
 
 def differences(run: Summary) -> PageTable:
@@ -278,5 +288,63 @@ def _broken(name: str) -> Markup:
 def plan(run: Summary) -> PageTable:
     """Return what the plan says."""
     hidden = ("recipe", "stopped_early")
+    return settings("Plan", _plan_of(run, hidden))
+
+
+def _plan_of(run: Summary, hidden: Sequence[str] = ()) -> dict[str, str]:
     facts = {name: value for name, value in run.facts.items() if name not in hidden}
-    return settings("Plan", flat({**facts, "scoring": run.metrics}))
+    return flat({**facts, "scoring": run.metrics})
+
+
+# Of two runs
+
+_HIDDEN = ("stopped_early", "folds_fingerprint", "plan_fingerprint", "params.epochs")
+"""What differs as soon as anything does, or is there twice."""
+
+
+def compared(scores: ScoreComparison) -> PageTable:
+    """Return the score of each candidate in both runs, and what the folds say of the difference."""
+    columns: list[Column] = [("candidate", "name"), *_numbers(*scores.runs)]
+    columns += _numbers("difference", "its 95 % interval", "p")
+    rows = []
+    for row in scores.candidates[:ROWS]:
+        change, low, high, p = row.change(scores.runs[1])
+        means = [
+            say.number(mean) + (f" ± {say.number(std)}" if math.isfinite(std) else "")
+            for mean, std in zip(row.means, row.stds, strict=True)
+        ]
+        cells = say.signed(change), say.interval(low, high), p_value(p) if row.difference else "–"
+        rows.append((row.name, *means, *cells, outcome(row.difference)))
+    label, total = f"{scores.metric} in both runs", len(scores.candidates)
+    return PageTable(label, [*columns, ("verdict", "short")], rows, total=total)
+
+
+def outcome(pair: Difference | None) -> str:
+    """Say in a few words which of two runs is better."""
+    if pair is None:
+        return "not compared"
+    words = {"beats": f"{pair.first} is better", "equal": "equal scores", "untestable": "no test"}
+    return words.get(pair.conclusion, "undecided")
+
+
+def changes(scores: ScoreComparison, fold_names: Sequence[str]) -> PageTable:
+    """Return second - first of each candidate of both in each fold."""
+    known = {row.name: row.by_fold for row in scores.candidates if row.by_fold}
+    cells = {name: [*map(say.signed, values)] for name, values in [*known.items()][:ROWS]}
+    label = f"{scores.runs[1]} - {scores.runs[0]} in each fold"
+    return _by_fold(label, fold_names, cells, len(known))
+
+
+def plans(runs: tuple[Summary, Summary], names: tuple[str, str]) -> PageTable:
+    """Return the settings that differ, of the plans and of the environments."""
+    first, second = (
+        {f"{part}{name}": value for part, values in parts for name, value in values.items()}
+        for parts in ((("", _plan_of(run)), ("environment: ", run.about)) for run in runs)
+    )
+    rows = []
+    for name in dict.fromkeys([*first, *second]):
+        pair = [each.get(name, "") for each in (first, second)]
+        if pair[0] != pair[1] and name not in _HIDDEN:
+            rows.append((_broken(name), *(say.shorten(text, 400) or "–" for text in pair)))
+    columns = [("setting", "name"), *((name, "text") for name in names)]
+    return PageTable("What differs in the plans", columns, rows)
