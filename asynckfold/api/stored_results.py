@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -90,7 +91,8 @@ def load_results(
         from asynckfold.results.report.page import write_report
 
         with RunStore.read(root) as reader:
-            return write_report(reader)
+            # A cell of a notebook must not stand still while pictures are drawn.
+            return write_report(reader, beside="ipykernel" in sys.modules)
 
     def draw(kind: str, ax: Any) -> Any:
         from asynckfold.results.report.charts import plots

@@ -512,10 +512,13 @@ class CVResults(RunScores):
         return refit
 
     def report(self) -> Path:
-        """Write the HTML report, its figures and tables; return the path of the page."""
+        """Write the HTML report, its figures and tables; return the path of the page.
+
+        A cell of a notebook shows a link to it, and does not wait for the PNG files.
+        """
         if self._build_report is None:
             raise ValueError("these results have no run on disk; use `asynckfold report DIR`")
-        return self._build_report()
+        return tables.ReportPath(self._build_report())
 
     def plot(self, kind: str, ax: Any = None) -> Any:
         """Draw one figure of the report; `asynckfold.plots` draws some of them from arrays, too.

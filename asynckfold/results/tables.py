@@ -244,6 +244,13 @@ def image_html(svg: bytes) -> str:
     return f'<p><img alt="{alt}" width="760" src="data:image/svg+xml;base64,{image}"></p>'
 
 
+class ReportPath(type(Path())):  # type: ignore[misc]
+    """The path of a page, which notebooks show as a link."""
+
+    def _repr_html_(self) -> str:
+        return link_html(self)
+
+
 def link_html(page: Path) -> str:
     """Return a link to the report for a notebook, relative where that is possible."""
     if not page.is_file():

@@ -9,6 +9,7 @@ well: then candidates are compared, as if each were a model.
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -70,6 +71,11 @@ class Verdict:
 
     def __str__(self) -> str:
         return " ".join(self.sentences)
+
+    def _repr_html_(self) -> str:
+        first, *others = map(html.escape, self.sentences)
+        outlook = [f"<i>{html.escape(self.outlook)}</i>"] if self.outlook else []
+        return "".join(f"<p>{text}</p>" for text in (f"<b>{first}</b>", *others, *outlook))
 
 
 def make_verdict(rows: Sequence[Candidate], metric: str, folds: Sequence[Fold]) -> Verdict:

@@ -8,6 +8,8 @@ import io
 import json
 import signal
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from asynckfold import (
     plots,
 )
 from tests.interrupted import interrupted
+from tests.synthetic import Synthetic, write_run
 from tests.toy import Tiny, adam, samples
 
 
@@ -277,8 +280,24 @@ def test_results_show_scores_and_a_link_to_the_report(
     assert page.startswith(f"<p><b>{html.escape(str(results.verdict))}</b></p>")
     assert "data:image/svg+xml;base64," in page
     assert "<code>results.report()</code> writes it" in page
-    results.report()
+    link: Any = results.report()
+    assert link == folder / "report" / "index.html"
+    assert 'href="run/report/index.html"' in link._repr_html_()
     assert 'href="run/report/index.html"' in results._repr_html_()
+
+
+def test_a_cell_does_not_wait_for_the_pictures(tmp_path: Path) -> None:
+    root = write_run(tmp_path / "run", Synthetic(models=("MLP",), folds=2, baseline=None))
+    script = (
+        "import sys, types; sys.modules['ipykernel'] = types.ModuleType('ipykernel')\n"
+        "from asynckfold import load_results\n"
+        f"page = load_results({str(root)!r}).report()\n"
+        "print(page.is_file(), 'matplotlib' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert shown.stdout.split() == ["True", "False"], shown.stderr
+    # The end of the process waits for them.
+    assert (root / "report" / "timeline.png").is_file()
 
 
 def test_the_ancestors_figures_take_a_folder_results_or_arrays(folder: Path) -> None:

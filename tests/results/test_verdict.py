@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,16 @@ def verdict_of(
 
 def plus(scores: Sequence[float], *more: float) -> list[float]:
     return [score + change for score, change in zip(scores, more * len(scores), strict=False)]
+
+
+def test_a_notebook_shows_the_first_sentence_in_bold_and_escapes_names() -> None:
+    found = verdict_of({"B<b>/step": MLP, "LeNet5/step": plus(MLP, 0.001, -0.001)})
+    shown = found._repr_html_()
+    first, *others = map(html.escape, found.sentences)
+    assert shown.startswith(f"<p><b>{first}</b></p>{''.join(f'<p>{text}</p>' for text in others)}")
+    assert "B&lt;b&gt;" in shown
+    assert found.outlook
+    assert html.escape(found.outlook) in shown
 
 
 # Two factors
