@@ -226,6 +226,38 @@ def status(row: CandidateRow) -> str:
     return "left out" if row.status == CANCELLED else row.status
 
 
+def next_steps(summary: Summary) -> list[str]:
+    """Say what the numbers of a run suggest to try next, each with its evidence.
+
+    How many more folds would decide is the outlook of the verdict.
+    """
+    rows = summary.ranked
+    if not rows:
+        return []
+    first, steps = rows[0], []
+    curve = next((curve for curve in first.curves if curve.measure == "valid_loss"), None)
+    losses = curve.mean if curve else ()
+    if len(losses) > 2 and losses[-1] < min(losses[:-1]) and not summary.facts["stopped_early"]:
+        steps.append(
+            f"Train longer: the valid loss of {first.name} is lowest at the last of "
+            f"{len(losses)} epochs, {number(losses[-1])} after {number(losses[-2])}."
+        )
+    if len(rows) < 2 or summary.verdict.best is not None:
+        return steps
+    gap = first.mean[summary.metric] - rows[1].mean[summary.metric]
+    scores, repeats = first.scores[summary.metric], summary.facts["repeats"]
+    if repeats > 1 and len(scores) % repeats == 0:
+        size = len(scores) // repeats
+        means = [fmean(scores[at : at + size]) for at in range(0, len(scores), size)]
+        if max(means) - min(means) > gap:
+            steps.append(
+                f"Average over seeds: the repeats of {first.name} have means from "
+                f"{number(min(means))} to {number(max(means))}, and the first two candidates are "
+                f"{number(gap)} apart."
+            )
+    return steps
+
+
 def shorten(name: str, limit: int) -> str:
     """Cut the middle out of a name that is too wide; wide letters count twice.
 

@@ -4,6 +4,7 @@ import base64
 import csv
 import hashlib
 import io
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -274,3 +275,34 @@ def test_the_page_of_a_thousand_candidates_is_small(root: Path) -> None:
     assert (len(rows), len(bars)) == (1000, 5000)
     assert len(many.encode()) < 3_000_000
     assert many.count('class="scroll tall"') == render(few).count('class="scroll"') > 5
+
+
+def test_what_to_try_next_follows_from_the_numbers(tmp_path: Path) -> None:
+    plain = Synthetic(baseline=None)
+    runs = {
+        "plain": plain,
+        "three epochs": replace(plain, epochs=3),
+        "repeats": replace(plain, n_repeats=3, folds=3, samples=120),
+        "one model": replace(plain, models=("MLP",), lr_schedules=("cosine",), epochs=3),
+    }
+    seen = set()
+    for name, run in runs.items():
+        report = report_of(tmp_path / name, run)
+        first, *others = report.numbers["candidates"]
+        expected = []
+        (losses,) = (each["mean"] for each in first["curves"] if each["measure"] == "valid_loss")
+        if losses[-1] < min(losses[:-1]):
+            expected.append(f"lowest at the last of {run.epochs} epochs, {losses[-1]:.4f} after")
+        if others and report.numbers["verdict"]["best"] is None:
+            gap = first["mean"]["accuracy"] - others[0]["mean"]["accuracy"]
+            scores = np.array(first["scores"]["accuracy"]).reshape(run.n_repeats, -1)
+            means = scores.mean(axis=1)
+            if np.ptp(means) > gap:
+                expected.append(f"have means from {means.min():.4f} to {means.max():.4f}")
+        page = report.page.replace("\u00a0", " ")
+        (said,) = re.findall('<h2 id="next">.*?<ul>(.*?)</ul>', page, re.S) or [""]
+        steps = re.findall("<li>(.*?)</li>", said)
+        assert all(part in step for part, step in zip(expected, steps, strict=True)), steps
+        assert all(first["name"] in step for step in steps)
+        seen |= {step.partition(":")[0] for step in steps}
+    assert seen == {"Train longer", "Average over seeds"}
