@@ -10,16 +10,8 @@ import argparse
 
 from torch.nn import CrossEntropyLoss
 from torch.optim import Adam
+from torchvision import transforms
 from torchvision.datasets import CIFAR10
-from torchvision.transforms import (
-    Compose,
-    Grayscale,
-    Normalize,
-    RandomCrop,
-    RandomHorizontalFlip,
-    Resize,
-    ToTensor,
-)
 
 from asynckfold import AsyncKFold
 from asynckfold.data.sources import load_source
@@ -27,10 +19,10 @@ from asynckfold.data.sources.datasets import ImageArrays
 from asynckfold.models import VGG, LeNet, MobileNet
 
 CROP_AND_FLIP = (
-    RandomCrop(32, padding=4),
-    RandomHorizontalFlip(),
-    ToTensor(),
-    Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    transforms.RandomCrop(32, padding=4),
+    transforms.RandomHorizontalFlip(),
+    transforms.ToTensor(),
+    transforms.Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 )
 
 
@@ -41,9 +33,11 @@ def get_optimizer(model):
 def get_dataset(args):
     if args.quick:
         digits = load_source("digits").dataset
-        transform = Compose([Grayscale(3), Resize((32, 32)), *CROP_AND_FLIP])
+        transform = transforms.Compose(
+            [transforms.Grayscale(3), transforms.Resize((32, 32)), *CROP_AND_FLIP]
+        )
         return ImageArrays(digits.data[:80], digits.targets[:80], transform)
-    transform = Compose(CROP_AND_FLIP)
+    transform = transforms.Compose(CROP_AND_FLIP)
     return CIFAR10(root=args.data_root, train=True, download=True, transform=transform)
 
 

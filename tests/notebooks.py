@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 
 cells = [nbformat.v4.new_code_cell(cell) for cell in json.load(sys.stdin)]
 notebook = nbformat.v4.new_notebook(cells=cells)
-NotebookClient(notebook, kernel_name="asynckfold-test", timeout=90, allow_errors=True).execute()
+NotebookClient(notebook, kernel_name="asynckfold-test", timeout=240, allow_errors=True).execute()
 print(json.dumps([cell.outputs for cell in notebook.cells]))
 """
 
