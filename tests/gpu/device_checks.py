@@ -320,8 +320,12 @@ def each_replica_draws_masks_of_its_own(root: Path) -> None:
 
 
 def a_small_sweep_trains_in_the_process_of_the_caller(root: Path) -> None:
-    """With the bits of workers, where kernels are deterministic; it leaves its memory."""
+    """With the bits of workers, where kernels are deterministic.
+
+    It leaves its memory, and the generator as it was.
+    """
     torch.use_deterministic_algorithms(True)
+    torch.manual_seed(5)
     prints = []
     for engine in ("auto", "process"):
         settings: dict[str, Any] = {"devices": [0], "verbose": 0, "engine": engine}
@@ -332,6 +336,9 @@ def a_small_sweep_trains_in_the_process_of_the_caller(root: Path) -> None:
         assert is_here == (engine == "auto")
         prints.append(results.fingerprint)
     assert prints[0] == prints[1]
+    drawn = torch.rand(3, device=DEVICE)
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(3, device=DEVICE))
     print(f"{torch.cuda.memory_allocated() >> 20} MiB left")
     assert torch.cuda.memory_allocated() < 200 << 20
 

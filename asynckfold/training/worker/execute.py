@@ -15,7 +15,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -174,15 +174,20 @@ def _device(placement: Placement) -> Iterator[torch.device]:
         cause = f"it cannot open GPU {gpu}: {error}"
         raise WorkerDiedError(os.getpid(), cause, "device_lost") from error
     with torch.cuda.device(index):
-        _, total = torch.cuda.mem_get_info(index)
-        share = memory_share(total, placement)
-        torch.cuda.set_per_process_memory_fraction(share, index)
+        drawn = torch.cuda.get_rng_state(index)
+        if _ignores_interrupts():  # else the caller's own tensors would be limited, too
+            _, total = torch.cuda.mem_get_info(index)
+            torch.cuda.set_per_process_memory_fraction(memory_share(total, placement), index)
         torch.cuda.reset_peak_memory_stats(index)
         try:
             yield torch.device("cuda", index)
         finally:
-            # Other processes cannot use what this one caches.
-            torch.cuda.empty_cache()
+            # A lost GPU refuses; what was raised tells of it.
+            with suppress(RuntimeError):
+                # Of the caller's process, which goes on.
+                torch.cuda.set_rng_state(drawn, index)
+                # Other processes cannot use what this one caches.
+                torch.cuda.empty_cache()
 
 
 _REMEMBERED = "_cached_device_count"
