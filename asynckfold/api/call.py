@@ -157,7 +157,8 @@ def dry_run(call: Call) -> None:
     )
     reacting = tuple(name for name in draft.candidate_names if name in call.facts.reacting)
     call.bundle = replace(call.bundle, plan=replace(draft, reacting=reacting))
-    call.notes += [*notes, *dry_run_notes(call)]
+    alike = score_checks.model_notes(call.bundle.plan, call.facts)
+    call.notes += [*notes, *alike, *dry_run_notes(call)]
 
 
 def make_plan(call: Call) -> None:

@@ -42,6 +42,7 @@ from asynckfold.jobs.result import cause, own_frames
 from asynckfold.jobs.schema import leaves_of
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.planning.forecast import Forecast
+from asynckfold.results.audit import unlearned
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.out_of_fold import without_outputs
 from asynckfold.system.files import make_folder, slug, write_whole
@@ -279,6 +280,8 @@ class AsyncKFold:
         results = with_models(stored, settings, call.recipe, call.samples)
         write_out_of_fold(results)
         self._judge(results, call.display)
+        if text := unlearned(stored, call.run.reader.splits()[1]):
+            call.display.note(text)
         if settings.refit and not call.signals.stop_requested():
             self._refit(call, results)
         return results

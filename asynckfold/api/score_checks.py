@@ -18,6 +18,7 @@ from asynckfold.errors import Problem, refuse
 from asynckfold.jobs import criteria
 from asynckfold.jobs import objective as objectives
 from asynckfold.jobs.argument import one_line
+from asynckfold.jobs.candidate_names import base_of
 from asynckfold.jobs.digests.run import digest_of
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Facts
@@ -106,6 +107,28 @@ def with_objective(
     plan = replace(draft, scoring=names, classes=classes).with_objective(objective)
     assumed = score_notes(settings.scoring, objective, known, settings.known_criterion is not None)
     return plan, tuple(dict.fromkeys((*notes, *assumed)))
+
+
+def model_notes(plan: Plan, facts: Facts) -> Iterator[str]:
+    """Yield which models have outputs that no class needs, and which are alike."""
+    for name, seen in facts.output_samples.items():
+        is_of_classes = (
+            plan.objective_of(name).kind == objectives.MULTICLASS and seen.rows.ndim == 2
+        )
+        if is_of_classes and seen.columns > len(plan.classes) > 0:
+            yield (
+                f"model {name} has {seen.columns} outputs for {len(plan.classes)} classes: the "
+                "others are never right, so its last layer may be that of other data"
+            )
+    alike: dict[str, dict[str, str]] = {}
+    for name, digest in facts.recipe["architecture"].items():
+        alike.setdefault(digest or name, {}).setdefault(base_of(name), name)
+    for names in alike.values():
+        if len(names) > 1:
+            yield (
+                f"models {', '.join(names.values())} have the same layers and start from the same "
+                "seeds: unless their code or first weights differ, so will no score"
+            )
 
 
 def ranked(settings: Settings, names: Iterable[str]) -> tuple[str, ...]:

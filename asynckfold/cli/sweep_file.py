@@ -248,6 +248,8 @@ def name_problems(names: Sequence[str]) -> Iterator[Problem]:
             if name in import_module("torchvision.models").list_models():
                 guess = f"Pass torchvision.models:{name}."
             yield Problem("--models must name models", repr(name), f"{guess} {known}".strip())
+    for name in [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        yield Problem("--models must name each model once", f"{name!r} twice", "Leave one out.")
     if not names:
         yield Problem("--models must name at least one", "none", "Pass --models mlp.")
 

@@ -19,7 +19,7 @@ from asynckfold.jobs.folds import Fold, fold_name, shares_of_folds
 from asynckfold.jobs.objective import BINARY, MULTICLASS, MULTILABEL, REGRESSION
 from asynckfold.results.run_scores import RunScores
 from asynckfold.results.scoring import resolve
-from asynckfold.results.statistics import TIE, tied
+from asynckfold.results.statistics import TIE, confidence_interval, tied, train_valid_ratio
 from asynckfold.results.verdict import listed
 from asynckfold.system.plain_text import one_line
 
@@ -220,6 +220,29 @@ def _worse_than_constant(run: AuditedRun) -> Outcome:
         f"training part, which has {metric} {constant:.4g}: {listed([*low])}"
     )
     return text, {"constant": constant, "scores": low}
+
+
+def unlearned(sweep: RunScores, targets: Array | None) -> str:
+    """Return a sentence on candidates whose accuracy is about that of one class; empty for none."""
+    run = AuditedRun(sweep, targets, {}, None)
+    if targets is None or sweep.plan.scoring[0] != "accuracy":
+        return ""
+    try:
+        constants = np.array(_constant_scores(sweep, "accuracy", targets))
+    except (AttributeError, TypeError, ValueError):
+        return ""
+    ratio = train_valid_ratio(sweep.folds)
+    low = [
+        name
+        for name, scores in zip(*run.ranked(), strict=True)
+        if confidence_interval(scores - constants, ratio)[0] <= 0
+    ]
+    if not low:
+        return ""
+    return (
+        f"{listed(low)}: accuracy is not clearly above {constants.mean():.4g}, that of the most "
+        "frequent class. If nothing is learned, try another learning rate, or more epochs"
+    )
 
 
 def _constant_scores(sweep: RunScores, metric: str, targets: Array) -> list[float]:

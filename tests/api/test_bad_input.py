@@ -361,6 +361,7 @@ SHELL: dict[str, tuple[str, list[str]]] = {
         ["--models must name models", "'mpl'", "Did you mean 'mlp'?", "Known: alexnet"],
     ),
     "model of torchvision": ("--data digits --models resnet18", ["torchvision.models:resnet18"]),
+    "a model twice": ("--data digits --models mlp,lenet5,mlp", ["each model once", "'mlp' twice"]),
     "several rates": ("--data digits --lr 1e-3,1e-2", ["--lr must be a", "--param lr=1e-3,1e-2"]),
     "model not there": ("--data digits --models no.such:Name", ["importable", "no.such:Name"]),
     "model that is none": (
