@@ -27,4 +27,4 @@ def test_a_notebook(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         env={**os.environ, "PYTHONPATH": str(ROOT), "TORCH_HOME": str(tmp_path)},
     )  # fmt: skip
     for cell in json.loads(ended.stdout):
-        assert all(output["output_type"] != "error" for output in cell), notebooks.text_of(cell)
+        assert all(item["output_type"] != "error" for item in cell), notebooks.text_of(cell)
