@@ -17,7 +17,7 @@ from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import Reproducibility
-from asynckfold.jobs.result import ENDED, Baseline, Result, counts_line, fingerprint
+from asynckfold.jobs.result import CANCELLED, ENDED, Baseline, Result, counts_line, fingerprint
 from asynckfold.results import tables
 from asynckfold.results.candidates import Candidate, candidates, rank
 from asynckfold.results.out_of_fold import (
@@ -36,6 +36,7 @@ from asynckfold.results.statistics import (
 )
 from asynckfold.results.verdict import Verdict, make_verdict
 from asynckfold.system.plain_text import one_line
+from asynckfold.system.units import duration
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,9 +148,7 @@ class RunScores:
         verdict = make_verdict(self._samples, self.plan.scoring[0], self.folds)
         more = [] if self.nested is None else [self.nested.sentence]
         if self.plan.race is not None:
-            from asynckfold.results.racing import race_sentence
-
-            more.insert(0, race_sentence(self.plan, self.results))
+            more.insert(0, _race_sentence(self.plan, self.results))
         return replace(verdict, sentences=(*verdict.sentences, *filter(None, more)))
 
     def compare(self) -> pd.DataFrame:
@@ -327,3 +326,22 @@ def pairs_of(results: RunScores) -> Pairs:
 def times_of(results: RunScores) -> dict[str, AgainstSerial]:
     """Compare each candidate with the serial loop, by its name."""
     return results._times
+
+
+def _race_sentence(plan: Plan, results: Mapping[str, Result]) -> str:
+    """Say what a race saved."""
+    spared, used, seconds = 0, 0, list[float]()
+    for row in candidates(plan, results):
+        jobs = [job for job in plan.jobs if job.candidate == row.name]
+        ended = [item for job in jobs if (item := results.get(job.id)) is not None]
+        attempts = [item.attempt for item in ended if item.status == CANCELLED]
+        spared += attempts.count(0)
+        used += len(attempts) - attempts.count(0)
+        known = row.fit_seconds[~np.isnan(row.fit_seconds)]
+        seconds.append(attempts.count(0) * float(known.mean()) if known.size else 0.0)
+    bound = f"The best candidate is lost with a probability of at most {plan.race:.3g}"
+    ahead = f"; {used} more had started ahead and are not used" if used else ""
+    return (
+        f"Racing saved {spared} of {len(plan.jobs)} jobs, about {duration(math.fsum(seconds))} of "
+        f"training{ahead}. {bound}, as far as the test holds."
+    )
