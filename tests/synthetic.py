@@ -44,8 +44,8 @@ class Synthetic:
         What failed jobs say.
     retried : tuple of str
         Ids of jobs whose first attempt died.
-    score : float or None
-        Overrides every score, to make NaN or ties.
+    score : float, callable, or None
+        Overrides every score, to make NaN or ties; or Job → score.
     others : float
         Cores that other programs used while the baseline was timed.
     processes : int
@@ -80,7 +80,7 @@ class Synthetic:
     traceback: str = TRACEBACK
     events: tuple[tuple[str, str], ...] = (("load", "one core is used by others; one job runs"),)
     retried: tuple[str, ...] = ()
-    score: float | None = None
+    score: float | Callable[[Job], float] | None = None
     about: Mapping[str, Any] = field(
         default_factory=lambda: {
             "command": ["asynckfold", "run", "--data", "digits", "--root", "runs/x y"],
@@ -250,7 +250,8 @@ def _scores(
         value = float((outputs.argmax(axis=1) == truth).mean())
     else:
         value = 1 - float(((outputs - truth) ** 2).mean() / truth.var())
-    return dict.fromkeys(run.metrics, value if run.score is None else run.score)
+    given = run.score(job) if callable(run.score) else run.score
+    return dict.fromkeys(run.metrics, value if given is None else given)
 
 
 def _epochs(run: Synthetic, scores: Mapping[str, float], job: Job) -> tuple[Epoch, ...]:

@@ -58,6 +58,8 @@ class Verdict:
         The verdict in words.
     outlook : str
         Of a complete sweep that does not decide: how many more folds would. ``""`` of others.
+    comparisons : tuple of str
+        Those of `sentences` that compare two models or LR schedules.
     """
 
     metric: str
@@ -68,6 +70,7 @@ class Verdict:
     best: str | None
     sentences: tuple[str, ...]
     outlook: str = ""
+    comparisons: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return " ".join(self.sentences)
@@ -97,7 +100,9 @@ def make_verdict(rows: Sequence[Candidate], metric: str, folds: Sequence[Fold]) 
     ]
     repeats = len({fold.repeat for fold in folds})
     text = VerdictText(metric, in_points, len(folds), repeats, len(rows) < planned)
-    sentences = text.of_sweep(models, lr_schedules, rows, first.name if first else "", beaten)
+    sentences, comparisons = text.of_sweep(
+        models, lr_schedules, rows, first.name if first else "", beaten
+    )
     return Verdict(
         text.metric,
         models.pairs,
@@ -107,6 +112,7 @@ def make_verdict(rows: Sequence[Candidate], metric: str, folds: Sequence[Fold]) 
         first.name if first and is_won and (best == levels or not is_compared) else None,
         tuple(map(one_line, sentences)),
         one_line(_outlook(models, lr_schedules, folds)) if all(map(_is_over, rows)) else "",
+        tuple(map(one_line, comparisons)),
     )
 
 
@@ -201,19 +207,24 @@ class VerdictText:
         rows: Sequence[Candidate],
         first: str,
         beaten: Sequence[str],
-    ) -> list[str]:
-        """Return all sentences; the `first` candidate may have a `beaten` model or LR schedule."""
+    ) -> tuple[list[str], list[str]]:
+        """Return all sentences, and those of them that compare.
+
+        The `first` candidate may have a `beaten` model or LR schedule.
+        """
         left = [row.status == "pending" for row in rows]
         if all(left) and not any(self._folds_of(row) for row in rows):
-            return ["No fold has a score yet."]
+            return ["No fold has a score yet."], []
         both = models.pairs, lr_schedules.pairs
         some = lr_schedules.over
         is_told = set(some) != {*models.unbeaten} or 1 < len(some) < len(models.names)
         over = f"With {listed(some)}, " if is_told else ""
         sentences = [*self._of_factor(models), *self._of_factor(lr_schedules, over)]
+        count = len(sentences)
         sentences += self._of_the_only_one(rows, is_compared=any(both))
         if sentences and any(left):
             sentences[0] = f"So far, {sentences[0]}"
+        comparisons = sentences[:count]
         if beaten:
             are = "is" if len(beaten) == 1 else "are"
             sentences.insert(
@@ -228,7 +239,7 @@ class VerdictText:
         is_tested = not all(np.isnan(pairs.columns["ci_low"]).all() for pairs in both)
         if self.folds == 2 and is_tested:
             sentences.append("Two folds make a weak test.")
-        return [*sentences, *self._of_incomplete(rows)]
+        return [*sentences, *self._of_incomplete(rows)], comparisons
 
     def _of_factor(self, factor: Factor, over: str = "") -> Iterator[str]:
         """Compare the leader with each of the others, the closest first."""

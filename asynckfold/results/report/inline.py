@@ -19,7 +19,7 @@ from asynckfold.results.report.figures import (
     places_of,
 )
 from asynckfold.results.report.predictions import spread
-from asynckfold.results.report.sentences import interval, number, plural, shorten
+from asynckfold.results.report.sentences import fitted, interval, number, plural, shorten
 from asynckfold.results.report.summary import Summary
 from asynckfold.system.plain_text import one_line
 
@@ -175,7 +175,7 @@ def _forest_row(
     diamond = svg.element("path", d="M0-7 7 0 0 7-7 0z", fill=fill, stroke=edge)
     place = {"x": svg.percent(_across(scale, row.mean[metric])), "y": y, "overflow": "visible"}
     marks.append(svg.element("svg", words, diamond, **place))
-    name = shorten(row.name, NAME_COLUMNS)
+    name = fitted(row.name, NAME_COLUMNS)
     return svg.element(
         "g",
         words,

@@ -103,6 +103,7 @@ def render(
 
     `pictures` are those of hard samples, see `pictures_of`; `interim` is there while a run goes on.
     """
+    summary = summary.labelled()
     return _page(
         "report.html.jinja",
         run=summary,

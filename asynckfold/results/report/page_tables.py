@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -22,8 +22,8 @@ FOLDS = 10
 """Most folds that get a column each."""
 CLASSES, CONFUSED = 25, 10
 """Most classes that get a column each, and pairs of classes in the table of mistakes."""
-ROWS = 200
-"""Rows of a table other than the ranking."""
+ROWS, TOP = 200, 10
+"""Rows of a table other than the ranking, and of a grid before its others fold open."""
 
 Column = tuple[str, str]
 """Title, and "name", "number", "text", "short" or "" for a word."""
@@ -55,14 +55,14 @@ def ranking(run: Summary) -> PageTable:
     # Without a best there is nothing to compare with.
     several = len(run.candidates) > 1 and run.best_row is not None
     on_both = len({row.device for row in run.candidates}) > 1
-    columns = [*_numbers("rank"), ("candidate", "name"), *[("device", "")] * on_both]
+    columns = [*_numbers("rank"), *_named(run), *[("device", "")] * on_both]
     columns += _numbers(_broken(run.metric), "95 % interval")
     columns += _numbers("difference to the first", "its 95 % interval", "p") if several else []
     columns += [*_numbers(*map(_broken, run.metrics[1:]), "fit seconds"), ("folds", "short")]
     rows = [
         (
             row.rank or "–",
-            row.name,
+            *(run.grid.values(row) if run.grid else [row.name]),
             *([row.device] if on_both else []),
             say.mean_std(row, run.metric),
             say.interval(row.ci_low, row.ci_high),
@@ -75,6 +75,13 @@ def ranking(run: Summary) -> PageTable:
     ]
     marks = ["best" if row.rank == 1 else "" if row.complete else "faint" for row in run.candidates]
     return PageTable("Ranking", columns, rows, marks)
+
+
+def _named(run: Summary) -> list[Column]:
+    """Return the columns that say which candidate a row is: of a grid, what varies."""
+    if run.grid is None:
+        return [("candidate", "name")]
+    return [(_broken(item.title), "number" * item.is_numeric) for item in run.grid.parameters]
 
 
 def _to_first(row: CandidateRow) -> tuple[str, str, str]:
@@ -113,10 +120,11 @@ def differences(run: Summary) -> PageTable:
     models, lr_schedules = run.verdict.models, run.verdict.lr_schedules
     columns = [("higher mean", "name"), ("lower mean", "name")]
     columns += _numbers("difference", "95 % interval", "p", "folds won")
+    labels = run.grid.labels(run.candidates) if run.grid else {}
     rows = [
         (
-            pair.first,
-            pair.second,
+            labels.get(pair.first, pair.first),
+            labels.get(pair.second, pair.second),
             say.number(pair.mean),
             say.interval(pair.ci_low, pair.ci_high),
             p_value(pair.p),
@@ -125,6 +133,15 @@ def differences(run: Summary) -> PageTable:
         for pair in [*models[:ROWS], *lr_schedules[:ROWS]][:ROWS]
     ]
     return PageTable("Differences", columns, rows, total=len(models) + len(lr_schedules))
+
+
+def folded(run: Summary, table: PageTable) -> tuple[PageTable, PageTable | None]:
+    """Return the first rows of a long table of a grid, and the others; else all of it."""
+    if run.grid is None or len(table.rows) <= TOP + 2:
+        return table, None
+    rest = replace(table, rows=table.rows[TOP:], marks=table.marks[TOP:])
+    label = f"{table.label}: {say.plural(len(rest.rows), 'more row')}"
+    return replace(table, rows=table.rows[:TOP], total=0), replace(rest, label=label, total=0)
 
 
 @dataclass(frozen=True)
@@ -146,7 +163,7 @@ def class_accuracy(run: Summary) -> HeatTable | None:
     hardest = sorted(range(len(first)), key=lambda place: (math.isnan(first[place]), first[place]))
     places = sorted(hardest[:CLASSES])
     rows = []
-    for row in listed[:ROWS]:
+    for row in listed[: TOP if run.grid else ROWS]:
         for name, shares in (
             (row.name, row.class_accuracy),
             (f"{row.name}, serial loop", row.serial_class_accuracy),

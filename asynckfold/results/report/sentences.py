@@ -6,6 +6,7 @@ One sentence in one place, so that a figure and the page cannot contradict each 
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Sequence
 from statistics import fmean
@@ -17,7 +18,7 @@ from asynckfold.results.report.candidate_rows import CandidateRow
 from asynckfold.results.report.summary import Summary
 from asynckfold.results.speedup import NOT_TAKEN
 from asynckfold.results.utilization import Packing
-from asynckfold.results.verdict import listed
+from asynckfold.results.verdict import listed, p_value
 from asynckfold.store import Interim
 from asynckfold.system import units
 from asynckfold.system.units import duration as duration  # for the page
@@ -106,8 +107,38 @@ def highest(summary: Summary) -> str:
 
 
 def headline(summary: Summary) -> str:
-    """Return the first sentence of the verdict, without its full stop."""
+    """Return the first sentence of the verdict, without its full stop; of a grid, its best."""
+    if summary.grid is not None and summary.best_row is not None:
+        mean = mean_std(summary.best_row, summary.metric)
+        return f"{highest(summary)}: highest {summary.metric}, {mean}"
     return summary.verdict.sentences[0].removesuffix(".")
+
+
+def against(summary: Summary) -> list[str]:
+    """Say in at most two sentences how the best candidate of a grid compares with the others."""
+    pairs = [row.to_first for row in summary.ranked if row.to_first is not None]
+    if not pairs:
+        return []
+    beaten = sum(pair.conclusion == "beats" for pair in pairs)
+    lines = [
+        f"It beats {beaten or 'none'} of the other {plural(len(pairs), 'candidate')}"
+        + (", after the correction for all pairs." if len(pairs) > 1 else ".")
+    ]
+    if beaten < len(pairs):
+        close = min(
+            (pair for pair in pairs if pair.conclusion != "beats"), key=lambda pair: abs(pair.mean)
+        )
+        lines.append(
+            f"Closest: {close.second if close.first == highest(summary) else close.first}, "
+            f"{number(abs(close.mean))} less (p = {p_value(close.p)})."
+        )
+    return lines
+
+
+def grid_size(summary: Summary) -> str:
+    """Return the numbers of values: ``"lr: 5 values, width: 2 values"``."""
+    parameters = summary.grid.parameters if summary.grid is not None else ()
+    return ", ".join(f"{each.title}: {plural(len(each.values), 'value')}" for each in parameters)
 
 
 def decision(summary: Summary) -> str:
@@ -272,6 +303,20 @@ def shorten(name: str, limit: int) -> str:
     while columns_of(tail) > limit // 2:
         tail = tail[1:]
     return f"{head}…{tail}"
+
+
+def fitted(name: str, limit: int) -> str:
+    """Shorten a name; in one with values of a grid, cut names of parameters before values.
+
+    >>> fitted("lr=0.01, weight_decay=0.001", 24)
+    'lr=0.01, weight_…=0.001'
+    """
+    parts, keep = name.split(", "), limit
+    while len(parts) > 1 and columns_of(name) > limit and keep:
+        keep -= 1
+        pattern = rf"^([^=]{{{keep}}})[^=]{{2,}}="
+        name = ", ".join(re.sub(pattern, r"\1…=", part) for part in parts)
+    return shorten(name, limit)
 
 
 def columns_of(text: str) -> int:

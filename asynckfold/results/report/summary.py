@@ -8,7 +8,7 @@ import io
 import shlex
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from asynckfold.results.report.candidate_rows import (
     fold_names,
     loss_over_time,
 )
+from asynckfold.results.report.grid import Grid, grid_of, renamed
 from asynckfold.results.report.predictions import (
     Calibration,
     HardSamples,
@@ -96,6 +97,7 @@ class Summary:
     two_classes: TwoClasses | None
     hard_samples: HardSamples | None
     refit: str  # how the refit on all samples ended; empty without one
+    grid: Grid | None = None
 
     @property
     def ranked(self) -> tuple[CandidateRow, ...]:
@@ -106,6 +108,47 @@ class Summary:
     def best_row(self) -> CandidateRow | None:
         """The best complete candidate."""
         return self.ranked[0] if self.ranked else None
+
+    def labelled(self) -> Summary:
+        """Return a grid with short names of its candidates, to be shown."""
+        if self.grid is None:
+            return self
+        labels = self.grid.labels(self.candidates)
+        say = functools.partial(renamed, labels)
+
+        def name(item: Any) -> Any:
+            return item and replace(item, candidate=labels[item.candidate])
+
+        def row(item: CandidateRow) -> CandidateRow:
+            pair = item.to_first
+            pair = pair and replace(pair, first=labels[pair.first], second=labels[pair.second])
+            return replace(item, name=labels[item.name], to_first=pair)
+
+        two, verdict, audit = self.two_classes, self.verdict, self.audit
+        return replace(
+            self,
+            candidates=tuple(map(row, self.candidates)),
+            verdict=replace(
+                verdict,
+                best=verdict.best and labels[verdict.best],
+                best_models=tuple(map(say, verdict.best_models)),
+                best_lr_schedules=tuple(map(say, verdict.best_lr_schedules)),
+                sentences=tuple(map(say, verdict.sentences)),
+                outlook=say(verdict.outlook),
+                comparisons=tuple(map(say, verdict.comparisons)),
+            ),
+            audit=replace(
+                audit,
+                findings=tuple(replace(each, sentence=say(each.sentence)) for each in audit),
+            ),
+            highest=self.highest and labels[self.highest],
+            bars=tuple(map(name, self.bars)),
+            loss_over_time=tuple(map(name, self.loss_over_time)),
+            predictions=name(self.predictions),
+            calibration=name(self.calibration),
+            two_classes=two and replace(two, curves=tuple(map(name, two.curves))),
+            refit=say(self.refit),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data for JSON: NaN and infinities become None."""
@@ -178,6 +221,7 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
         two_classes=two_classes(outcome, targets, ranked, held),
         hard_samples=hard_samples(outcome, targets, held),
         refit=refit_note(store),
+        grid=grid_of(rows),
     )
 
 

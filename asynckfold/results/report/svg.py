@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 from asynckfold.results.report.sanitize import clean
-from asynckfold.results.report.sentences import plural, shorten
+from asynckfold.results.report.sentences import fitted, plural
 
 # Okabe and Ito (2008), "Color Universal Design": distinct with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F5A00", "#000000")
@@ -144,7 +144,7 @@ def legend(names: Mapping[str, int]) -> Markup:
     named = [(name, place) for name, place in names.items() if place < len(COLOURS)]
     others = len(names) - len(named)
     entries = [
-        element("li", shorten(name, 60), data_legend=place, style=f"--own:{colour(place)}")
+        element("li", fitted(name, 60), data_legend=place, style=f"--own:{colour(place)}")
         for name, place in named
     ]
     if others:

@@ -352,6 +352,7 @@ def rendered(figure: Figure, kind: str = "png") -> bytes:
 
 def draw(summary: Summary, kind: str = "png") -> dict[str, bytes]:
     """Draw every figure that the run has numbers for, by the name of its file."""
+    summary = summary.labelled()
     drawn = ((name, make(summary)) for name, make in FIGURES.items())
     return {
         f"{name}.{kind}": rendered(figure, kind) for name, figure in drawn if figure is not None

@@ -245,7 +245,7 @@ def of_run(run: Run | None, kind: str, ax: Any = None) -> Figure:
         rule = f"ax is one Axes for {', '.join(ON_AXES)}, or those of all panels of curves"
         raise InputError.one(rule, f"{len(axes)} for {kind}", "Leave ax out.")
     with open_run(run.root_dir if isinstance(run, CVResults) else run or "") as store:
-        summary = summarize(store)
+        summary = summarize(store).labelled()
     figure = ON_AXES[kind](summary, *axes) if axes else FIGURES[kind](summary)
     if figure is None:
         remedy = "Finish the jobs of the run, or draw another figure."

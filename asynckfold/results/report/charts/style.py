@@ -86,7 +86,7 @@ def fonts() -> tuple[str, ...]:
 
 def plotted(text: str, limit: int = 30) -> str:
     """Return text on one line, its middle cut out if it is long."""
-    return sentences.shorten(" ".join(clean(text, 4096).split()), limit)
+    return sentences.fitted(" ".join(clean(text, 4096).split()), limit)
 
 
 def new_figure(height_inches: float, title: str) -> Figure:
