@@ -528,10 +528,12 @@ class CVResults(RunScores):
         kind : str
             ``"scores"``, ``"curves"``, ``"loss_vs_time"``, ``"class_accuracy"``, ``"confusion"``,
             ``"probabilities"``, ``"predictions"``, ``"cpu_usage"``, ``"timeline"`` or
-            ``"speedup"``.
+            ``"speedup"``; of a grid ``"importance"``, ``"effects"``, ``"heatmap"`` or
+            ``"parallel"``.
         ax : matplotlib.axes.Axes, optional
-            Draw on these axes: scores, curves, confusion and timeline do. Curves then shows the
-            validation loss; a sequence of axes takes all of its panels.
+            Draw on these axes: scores, curves, confusion, timeline, importance, heatmap and
+            parallel do. Curves then shows the validation loss; a sequence of axes takes all of its
+            panels.
 
         Returns
         -------

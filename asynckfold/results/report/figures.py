@@ -293,6 +293,39 @@ def predicted_numbers(summary: Summary) -> Panel | None:
     )
 
 
+# Parameters of a grid
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of parallel coordinates: its values, and their heights from 0 to 1."""
+
+    title: str
+    ticks: Sequence[tuple[str, float]]
+
+
+def parallel(summary: Summary) -> tuple[list[Axis], list[Line]]:
+    """Return an axis for each parameter and the score, and a line for each ranked candidate."""
+    grid, metric, rows = summary.grid, summary.metric, summary.ranked
+    if grid is None or summary.effects is None:
+        return [], []
+    axes, heights = [], []
+    for item in grid.parameters:
+        step = 1 / (len(item.values) - 1)
+        heights.append({value: place * step for place, value in enumerate(item.values)})
+        few = item.values if len(item.values) <= 8 else (item.values[0], item.values[-1])
+        axes.append(Axis(item.title, [(value, heights[-1][value]) for value in few]))
+    scale = Scale.over(row.mean[metric] for row in rows)
+    axes.append(Axis(metric, [(number(value), scale(value)) for value in (scale.low, scale.high)]))
+    lines = []
+    for place, row in enumerate(rows):
+        values = [height[value] for height, value in zip(heights, grid.values(row), strict=True)]
+        points = tuple((float(at), y) for at, y in enumerate([*values, scale(row.mean[metric])]))
+        said = [f"{row.name}: {metric} {number(row.mean[metric])}"] * len(points)
+        lines.append(Line(row.name, place, points, said))
+    return axes, lines
+
+
 # Against the serial loop
 
 

@@ -1,15 +1,24 @@
-"""What varies in a grid: its parameters, and names of candidates without what they share."""
+"""What varies in a grid, short names of its candidates, and which parameter matters."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from asynckfold.jobs.candidate_names import base_of, params_of, values_of
 from asynckfold.results.report.candidate_rows import CandidateRow
+from asynckfold.results.statistics import Floats, bounds_of, confidence_interval
+
+Places = npt.NDArray[np.int64]
 
 ABSENT = "–"
 """Stands for the value of a parameter that a candidate does not take."""
@@ -90,3 +99,145 @@ def renamed(labels: Mapping[str, str], text: str) -> str:
 @lru_cache(maxsize=8)
 def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, names)))
+
+
+# Which parameter matters
+
+LEVELS, ENOUGH = 8, 8
+"""Values of a number that stand alone, more are grouped; and candidates that a forest needs."""
+TREES, SHUFFLES, GROUPS = 100, 20, 5
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The mean over the candidates with a value, or with numbers of a range, fold by fold."""
+
+    name: str
+    candidates: int
+    scores: Mapping[str, tuple[float, ...]]  # by metric, one per fold
+    mean: Mapping[str, float]
+    ci_low: float  # 95 %, corrected as that of a candidate
+    ci_high: float
+
+
+@dataclass(frozen=True)
+class Effects:
+    """Which parameter matters, over the candidates with a score on every fold.
+
+    Importance is how much of the variance of the candidates' means a random forest explains no more
+    once the values of a parameter are shuffled (Breiman 2001).
+    """
+
+    effects: Mapping[str, tuple[Effect, ...]]  # by title of the parameter, in its order
+    explained: float  # R² of the forest on candidates that its trees did not see; NaN without one
+    importance: Mapping[str, float]  # largest first; empty unless `explained` is above 0
+    pair: tuple[str, str] | None  # of the two numeric parameters that matter most
+    means: tuple[tuple[float, ...], ...]  # a row for each value of the first; NaN without candidate
+
+
+def effects_of(
+    grid: Grid, rows: Sequence[CandidateRow], metric: str, train_valid_ratio: float
+) -> Effects | None:
+    """Return the effects of all parameters; None with fewer than two complete candidates."""
+    kept = [row for row in rows if row.rank is not None and np.isfinite(row.scores[metric]).all()]
+    if len(kept) < 2:
+        return None
+    scores = np.array([row.scores[metric] for row in kept])
+    columns = [*zip(grid.parameters, zip(*map(grid.values, kept), strict=True), strict=True)]
+    levels = {item.title: _levels(item, column) for item, column in columns}
+    effects = {
+        title: tuple(
+            _effect(name, scores[places == level], metric, train_valid_ratio)
+            for level, name in enumerate(names)
+            if (places == level).any()
+        )
+        for title, (names, places) in levels.items()
+    }
+    codes = {
+        item.title: np.array([item.values.index(text) for text in column])
+        for item, column in columns
+    }
+    nominal = {item.title for item in grid.parameters if not item.is_numeric}
+    explained, importance = forest_importance(codes, nominal, scores.mean(axis=1))
+    order = [*importance] or [*effects]
+    numeric = {item.title for item in grid.parameters if item.is_numeric}
+    pair = [title for title in order if title in numeric][:2]
+    means: list[tuple[float, ...]] = []
+    if len(pair) == 2:
+        (down, rows_at), (across, columns_at) = (levels[title] for title in pair)
+        for row in range(len(down)):
+            cells = [
+                scores[(rows_at == row) & (columns_at == column)] for column in range(len(across))
+            ]
+            means.append(tuple(float(cell.mean()) if cell.size else math.nan for cell in cells))
+    both = (pair[0], pair[1]) if len(pair) == 2 else None
+    return Effects(effects, explained, importance, both, tuple(means))
+
+
+def _levels(item: Parameter, column: Sequence[str]) -> tuple[list[str], Places]:
+    """Return names of values, or of groups of many numbers, and which of them each has."""
+    places = np.array([item.values.index(text) for text in column])
+    if not item.is_numeric or len(item.values) <= LEVELS:
+        return [*item.values], places
+    count = len(item.values) - (ABSENT in item.values)
+    bounds = np.linspace(0, count, GROUPS + 1).round().astype(int)
+    names = [
+        f"{item.values[low]} to {item.values[high - 1]}" for low, high in pairwise(bounds.tolist())
+    ]
+    grouped = np.searchsorted(bounds, places, side="right") - 1
+    return [*names, *([ABSENT] if ABSENT in item.values else [])], grouped
+
+
+def _effect(name: str, scores: Floats, metric: str, train_valid_ratio: float) -> Effect:
+    folds = scores.mean(axis=0)
+    low, high = confidence_interval(folds, train_valid_ratio, bounds_of(metric))
+    means = {metric: float(folds.mean())}
+    return Effect(name, len(scores), {metric: tuple(folds.tolist())}, means, low, high)
+
+
+def forest_importance(
+    codes: Mapping[str, Places], nominal: Collection[str], means: Floats
+) -> tuple[float, dict[str, float]]:
+    """Return the R² of a forest on what its trees did not see, and the importance of each column.
+
+    Importance is the mean loss of R² when a column is shuffled. It is empty if R² is not above 0,
+    R² NaN for few or equal means.
+
+    Parameters
+    ----------
+    codes : Mapping of str to ndarray of shape (candidates,)
+        The place of each candidate's value, by parameter.
+    nominal : collection of str
+        Parameters whose values have no order: each value gets its column.
+    means : ndarray of shape (candidates,)
+        Mean scores.
+    """
+    if len(means) < ENOUGH or not means.std() > 0:
+        return math.nan, {}
+    from sklearn.ensemble import RandomForestRegressor
+
+    parts = [
+        np.eye(places.max() + 1)[places] if title in nominal else places[:, None]
+        for title, places in codes.items()
+    ]
+    table = np.concatenate(parts, axis=1).astype(np.float32)
+    forest = RandomForestRegressor(TREES, oob_score=True, random_state=0, n_jobs=1)
+    with warnings.catch_warnings():
+        # Some candidate may be in the sample of every tree.
+        warnings.simplefilter("ignore", UserWarning)
+        forest.fit(table, means)
+    explained = float(forest.oob_score_)
+    if not explained > 0:
+        return explained, {}
+    rng, ends = np.random.default_rng(0), np.cumsum([part.shape[1] for part in parts])
+    tables = []
+    for end, part in zip(ends, parts, strict=True):
+        for _ in range(SHUFFLES):
+            shuffled = table.copy()
+            shuffled[:, end - part.shape[1] : end] = part[rng.permutation(len(table))]
+            tables.append(shuffled)
+    guesses = forest.predict(np.concatenate([table, *tables])).reshape(-1, len(table))
+    errors = ((guesses - means) ** 2).mean(axis=1) / means.var()
+    losses = (errors[1:].reshape(len(parts), SHUFFLES) - errors[0]).mean(axis=1)
+    pairs = zip(codes, np.maximum(losses, 0.0).tolist(), strict=True)
+    return explained, dict(sorted(pairs, key=lambda pair: -pair[1]))

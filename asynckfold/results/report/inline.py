@@ -18,6 +18,7 @@ from asynckfold.results.report.figures import (
     Panel,
     places_of,
 )
+from asynckfold.results.report.grid import Effect
 from asynckfold.results.report.predictions import spread
 from asynckfold.results.report.sentences import fitted, interval, number, plural, shorten
 from asynckfold.results.report.summary import Summary
@@ -40,6 +41,9 @@ def inline(summary: Summary) -> dict[str, Markup]:
     loss = figures.loss_over_time(figures.comparable_losses(summary), places_of(summary))
     predicted = figures.predicted_numbers(summary)
     drawn = {
+        "importance": _importance(summary),
+        "effects": _effects(summary),
+        "parallel": _parallel(summary),
         "forest": forest(summary.candidates, summary.metric, summary.fold_names),
         "curves": _panels(figures.curves(summary)),
         "loss_vs_time": _panels([loss] if loss else []),
@@ -79,39 +83,44 @@ def comparison(
 
 
 def forest(
-    rows: Sequence[CandidateRow],
+    rows: Sequence[CandidateRow | Effect],
     metric: str,
     fold_names: Sequence[str],
     mark: float | None = None,
+    scale: svg.Scale | None = None,
 ) -> Markup | None:
     """Draw mean, 95 % interval and fold scores of the first candidates that have a score.
 
-    `mark` is the value at the dashed line, by default the first one's mean.
+    `mark` is the value at the dashed line, by default the first one's mean. With a `scale`, rows
+    are values of a parameter, in one colour and without that line.
     """
     known = [(place, row) for place, row in enumerate(rows) if math.isfinite(row.mean[metric])]
     drawn = known[:FOREST]
     if not drawn:
         return None
-    if mark is None and len(rows) > 1 and _has_all_scores(drawn[0][1], metric):
+    is_ranking = scale is None
+    if is_ranking and mark is None and len(rows) > 1 and _has_all_scores(drawn[0][1], metric):
         mark = drawn[0][1].mean[metric]
-    scale = _forest_scale([row for _, row in drawn], metric, mark)
+    scale = scale or _forest_scale([row for _, row in drawn], metric, mark)
     bottom = ROW * len(drawn) + 6
     parts = list(_forest_axis(scale, bottom, metric))
     if mark is not None:
         x = _across(scale, mark)
         parts.append(svg.rule(x, 18, bottom, stroke=svg.FAINT, stroke_dasharray="3 3"))
     for line, (place, row) in enumerate(drawn):
-        parts.append(_forest_row(row, metric, svg.colour(place), ROW * line, scale, fold_names))
+        parts.append(
+            _forest_row(row, metric, svg.colour(place * is_ranking), ROW * line, scale, fold_names)
+        )
     said = "; ".join(_in_words(row, metric) for _, row in drawn)
-    label = f"{metric} of {plural(len(drawn), 'candidate')}. {said}"
+    label = f"{metric} of {plural(len(drawn), 'candidate' if is_ranking else 'value')}. {said}"
     return svg.figure(bottom + AXIS, label, *parts)
 
 
-def _has_all_scores(row: CandidateRow, metric: str) -> bool:
+def _has_all_scores(row: CandidateRow | Effect, metric: str) -> bool:
     return not any(math.isnan(score) for score in row.scores[metric])
 
 
-def _in_words(row: CandidateRow, metric: str) -> str:
+def _in_words(row: CandidateRow | Effect, metric: str) -> str:
     known = sum(not math.isnan(score) for score in row.scores[metric])
     between = ""
     if not math.isnan(row.ci_low):
@@ -119,7 +128,9 @@ def _in_words(row: CandidateRow, metric: str) -> str:
     return f"{row.name}: mean {number(row.mean[metric])} over {plural(known, 'fold')}{between}"
 
 
-def _forest_scale(rows: Sequence[CandidateRow], metric: str, mark: float | None) -> svg.Scale:
+def _forest_scale(
+    rows: Sequence[CandidateRow | Effect], metric: str, mark: float | None = None
+) -> svg.Scale:
     """Return an axis for all scores; intervals that are much wider are cut off."""
     scores = [score for row in rows for score in (*row.scores[metric], row.mean[metric])]
     marks = [] if mark is None else [mark]
@@ -145,7 +156,7 @@ def _forest_axis(scale: svg.Scale, bottom: float, metric: str) -> Iterator[Marku
 
 
 def _forest_row(
-    row: CandidateRow,
+    row: CandidateRow | Effect,
     metric: str,
     colour: str,
     top: float,
@@ -183,6 +194,60 @@ def _forest_row(
         svg.text(number(row.mean[metric]), 1, top + 18, "end", class_="tick"),
         svg.element("g", *marks, color=colour),
     )
+
+
+# Parameters of a grid
+
+
+def _importance(summary: Summary) -> Markup | None:
+    """Draw a bar for each parameter."""
+    importance = summary.effects.importance if summary.effects else {}
+    if not importance:
+        return None
+    longest, parts = max(importance.values()) or 1.0, []
+    for place, (name, loss) in enumerate(importance.items()):
+        top, wide = 38 * place, max(0.85 * loss / longest, 0.002)
+        parts.append(svg.text(fitted(name, 40), 0, top + 14, font_weight="600"))
+        where = {"x": 0, "y": top + 19, "width": svg.percent(wide), "height": 12}
+        parts.append(svg.element("rect", **where, fill=svg.colour(0)))
+        parts.append(svg.text(f"{loss:.2f}", wide, top + 29, dx=6))
+    return svg.figure(38 * len(importance), say.matters(summary), *parts)
+
+
+def _effects(summary: Summary) -> Markup | None:
+    """Draw mean, interval and folds of each value, all parameters on one scale."""
+    if summary.effects is None:
+        return None
+    effects, metric = summary.effects.effects, summary.metric
+    scale = _forest_scale([row for rows in effects.values() for row in rows], metric)
+    panels = []
+    for title, rows in effects.items():
+        drawn = forest(rows, metric, summary.fold_names, scale=scale)
+        if drawn is not None:
+            panels.append(svg.element("div", svg.element("p", title), drawn))
+    return svg.element("div", *panels, class_="panels")
+
+
+def _parallel(summary: Summary) -> Markup | None:
+    """Draw a line for each candidate across the axes of all parameters."""
+    axes, lines = figures.parallel(summary)
+    if not lines:
+        return None
+    panel = Panel("", lines, svg.Scale(0, len(axes) - 1), figures.UNIT, "", 220)
+    bottom, texts, parts = TOP + panel.height, [], []
+    for place, axis in enumerate(axes):
+        x = LEFT + (1 - LEFT - RIGHT) * panel.x(place)
+        parts.append(svg.rule(x, TOP, bottom))
+        end = svg.anchor(x, 0.12)
+        texts.append(svg.text(shorten(axis.title, 14), x, bottom + 20, end, font_weight="600"))
+        for value, height in axis.ticks:
+            level, aside = TOP + panel.height * (1 - height) + 4, -5 if place < len(axes) - 1 else 0
+            where = {"dx": aside, "class_": "faint tick"}
+            texts.append(svg.text(shorten(value, 9), x, level - 6 * (not aside), "end", **where))
+    parts += [_series(line, panel, 40, len(axes)) for line in reversed(lines)]
+    label = f"{plural(len(lines), 'candidate')} over {', '.join(axis.title for axis in axes)}"
+    drawn = svg.figure(bottom + 26, label, *parts, *texts)
+    return Markup().join([drawn, svg.legend({line.name: line.place for line in lines})])
 
 
 # Panels of lines

@@ -174,6 +174,28 @@ def class_accuracy(run: Summary) -> HeatTable | None:
     return HeatTable("Recall of each class", "recall in percent", columns, rows)
 
 
+def heat_map(run: Summary) -> HeatTable | None:
+    """Return the mean score of each pair of values, shaded by its place between the extremes."""
+    effects = run.effects
+    if effects is None or effects.pair is None:
+        return None
+    down, across = effects.pair
+    known = [value for row in effects.means for value in row if math.isfinite(value)]
+    least, room = min(known), (max(known) - min(known)) or 1.0
+
+    def cell(value: float) -> tuple[str, int]:
+        if not math.isfinite(value):
+            return "–", 0
+        return say.number(value), round(60 * (value - least) / room)
+
+    names = [[effect.name for effect in effects.effects[title]] for title in (down, across)]
+    rows = [
+        (name, [cell(value) for value in row])
+        for name, row in zip(names[0], effects.means, strict=True)
+    ]
+    return HeatTable(f"Mean by {down} and {across}", f"{down} \\ {across}", names[1], rows)
+
+
 def _recall(share: float) -> tuple[str, int]:
     known = math.isfinite(share)
     return (f"{100 * share:.0f}", round(50 * math.sqrt(1 - share))) if known else ("n/a", 0)

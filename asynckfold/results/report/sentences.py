@@ -135,6 +135,21 @@ def against(summary: Summary) -> list[str]:
     return lines
 
 
+def matters(summary: Summary) -> str:
+    """Say which parameter matters, and how far that can be trusted; ``""`` if it is not known."""
+    effects = summary.effects
+    if effects is None or not effects.importance:
+        return ""
+    first, *others = effects.importance.items()
+    then = ", ".join(f"{name} {loss:.2f}" for name, loss in others)
+    return (
+        f"{first[0]} matters most: shuffling its values costs {first[1]:.2f} of R²"
+        + (f", of others {then}" if then else "")
+        + ". By a random forest on the candidates' means, with an out-of-bag R² of "
+        f"{effects.explained:.2f}"
+    )
+
+
 def grid_size(summary: Summary) -> str:
     """Return the numbers of values: ``"lr: 5 values, width: 2 values"``."""
     parameters = summary.grid.parameters if summary.grid is not None else ()

@@ -40,7 +40,7 @@ from asynckfold.results.report.candidate_rows import (
     fold_names,
     loss_over_time,
 )
-from asynckfold.results.report.grid import Grid, grid_of, renamed
+from asynckfold.results.report.grid import Effects, Grid, effects_of, grid_of, renamed
 from asynckfold.results.report.predictions import (
     Calibration,
     HardSamples,
@@ -56,7 +56,7 @@ from asynckfold.results.report.predictions import (
 from asynckfold.results.report.sanitize import clean, flat, plain_data
 from asynckfold.results.run_scores import times_of
 from asynckfold.results.speedup import Speedup
-from asynckfold.results.statistics import Pairs
+from asynckfold.results.statistics import Pairs, train_valid_ratio
 from asynckfold.results.utilization import Packing, packing_of
 from asynckfold.results.verdict import Verdict
 from asynckfold.store import Interim, RunReader
@@ -98,6 +98,7 @@ class Summary:
     hard_samples: HardSamples | None
     refit: str  # how the refit on all samples ended; empty without one
     grid: Grid | None = None
+    effects: Effects | None = None  # of a grid at its end
 
     @property
     def ranked(self) -> tuple[CandidateRow, ...]:
@@ -184,7 +185,7 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
     _, targets = store.splits()
     held = held_out(outcome, targets)
     confusions = count_classes(outcome, targets, held)
-    interim = interim_of(store)
+    interim, ratio = interim_of(store), train_valid_ratio(outcome.folds)
     rows = candidate_rows(outcome, confusions, interim.epochs if interim else {})
     about = store.about
     ranked = [candidate for candidate, _ in by_rank(outcome)]
@@ -221,7 +222,8 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
         two_classes=two_classes(outcome, targets, ranked, held),
         hard_samples=hard_samples(outcome, targets, held),
         refit=refit_note(store),
-        grid=grid_of(rows),
+        grid=(grid := grid_of(rows)),
+        effects=grid and (None if interim else effects_of(grid, rows, plan.scoring[0], ratio)),
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from asynckfold import Job
+from asynckfold import InputError, Job, load_results
 from tests.results.report.reports import Report, report_of
 from tests.synthetic import Synthetic
 
@@ -73,7 +75,7 @@ def test_no_name_of_a_candidate_is_cut_to_the_same_text(grid: Report) -> None:
 
 def test_the_headline_is_about_the_best(grid: Report) -> None:
     first, second = grid.numbers["candidates"][:2]
-    (title,) = re.findall("<h1>(.*?)</h1>", grid.page)
+    title = re.findall("<h1>(.*?)</h1>", grid.page)[0].replace("\u00a0", " ")
     values = first["name"].partition("/lr")[2] or first["name"].split("dropout=0.1,")[1]
     assert title.startswith(values.replace(",", ", "))
     assert f"{first['mean']['accuracy']:.4f}" in title
@@ -91,3 +93,70 @@ def test_a_run_without_a_grid_ranks_candidates_by_name(tmp_path: Path, run: Synt
     assert head[:2] == ["rank", "candidate"]
     assert [row[1] for row in rows] == [row["name"] for row in report.numbers["candidates"]]
     assert report.numbers["grid"] is None
+
+
+def test_the_parameter_that_decides_has_all_the_importance(grid: Report) -> None:
+    effects = grid.numbers["effects"]
+    importance = effects["importance"]
+    assert next(iter(importance)) == "lr"
+    assert importance["lr"] > 1  # shuffled, it misleads more than no forest at all
+    assert max(importance["width"], importance["weight_decay"]) < 0.05
+    assert effects["explained"] > 0.9
+    assert f"an out-of-bag R² of {effects['explained']:.2f}" in grid.page
+    assert "lr matters most" in grid.page
+
+
+def test_the_effect_of_a_value_is_the_mean_over_its_candidates(grid: Report) -> None:
+    rows = grid.numbers["candidates"]
+    assert len(grid.numbers["effects"]["effects"]["lr"]) == len(RATES)
+    for effect in grid.numbers["effects"]["effects"]["lr"]:
+        scores = [
+            row["scores"]["accuracy"] for row in rows if f"lr={effect['name']}," in row["name"]
+        ]
+        folds = [sum(column) / len(scores) for column in zip(*scores, strict=True)]
+        assert effect["candidates"] == len(scores) == 8
+        assert effect["scores"]["accuracy"] == pytest.approx(folds)
+        # The corrected resampled t interval: the quantile of t with 2 degrees of freedom.
+        mean = sum(folds) / 3
+        variance = sum((score - mean) ** 2 for score in folds) / 2
+        half = 4.302653 * ((1 / 3 + 1 / 2) * variance) ** 0.5
+        assert effect["ci_low"] == pytest.approx(mean - half, rel=1e-5)
+        assert effect["ci_high"] == pytest.approx(min(1.0, mean + half), rel=1e-5)
+
+
+def test_the_heat_map_has_the_mean_of_each_pair_of_values(grid: Report) -> None:
+    effects, rows = grid.numbers["effects"], grid.numbers["candidates"]
+    first, second = effects["pair"]
+    assert first == "lr"
+    for down, means in zip(effects["effects"][first], effects["means"], strict=True):
+        for across, mean in zip(effects["effects"][second], means, strict=True):
+            pairs = {f"{first}={down['name']}", f"{second}={across['name']}"}
+            kept = [
+                row["mean"]["accuracy"]
+                for row in rows
+                if pairs <= {*row["name"].split("/")[-1].split(",")}
+            ]
+            assert mean == pytest.approx(sum(kept) / len(kept))
+
+
+def test_no_importance_is_given_where_the_forest_predicts_nothing(tmp_path: Path) -> None:
+    run = replace(GRID, score=lambda job: 0.5 + (hash_of(job.id) * 7919 % 1000) / 1e4)
+    report = report_of(tmp_path / "run", run)
+    effects = report.numbers["effects"]
+    assert (effects["importance"] == {}) == (effects["explained"] <= 0)
+    assert ("matters most" in report.page) == (effects["explained"] > 0)
+
+
+def test_the_pictures_are_drawn_by_name(grid: Report, complete: Report) -> None:
+    results, plain = load_results(grid.root), load_results(complete.root)
+    effects = grid.numbers["effects"]
+    (axes,) = results.plot("importance").axes
+    widths = [bar.get_width() for bar in axes.patches]
+    assert widths == pytest.approx(list(effects["importance"].values()))
+    assert [axes.get_xlabel() for axes in results.plot("effects").axes] == [*effects["effects"]]
+    cells = results.plot("heatmap").axes[0].images[0].get_array()
+    assert np.asarray(cells) == pytest.approx(np.array(effects["means"]))
+    assert len(results.plot("parallel").axes[0].lines) >= 40
+    for kind in ("importance", "effects", "heatmap", "parallel"):
+        with pytest.raises(InputError, match="Search a grid"):
+            plain.plot(kind)

@@ -299,6 +299,97 @@ def seconds_figure(rows: Mapping[str, Sequence[SecondsBar]], title: str) -> Figu
     return figure
 
 
+# Parameters of a grid
+
+
+@style.applied
+def draw_importance(summary: Summary, ax: Axes | None = None) -> Figure | None:
+    """Draw how much of R² is lost without the values of each parameter."""
+    importance = summary.effects.importance if summary.effects else {}
+    if not importance:
+        return None
+    _, axes = style.panel(1.2 + 0.32 * len(importance), say.matters(summary), ax)
+    bars = axes.barh(range(len(importance)), list(importance.values()), color=COLOURS[0])
+    axes.bar_label(bars, [f"{loss:.2f}" for loss in importance.values()], padding=4, fontsize=8)
+    axes.set_yticks(range(len(importance)), [style.plotted(name) for name in importance])
+    axes.set_ylim(len(importance) - 0.4, -0.6)
+    axes.set_xlabel("R² lost when the values are shuffled")
+    axes.tick_params(axis="y", length=0)
+    return style.figure_of(axes)
+
+
+@style.applied
+def draw_effects(summary: Summary) -> Figure | None:
+    """Draw the mean and its interval over the candidates with each value."""
+    if summary.effects is None:
+        return None
+    effects, metric = summary.effects.effects, summary.metric
+    figure = style.new_figure(3.2, say.matters(summary) or "Effect of each value")
+    panels = figure.subplots(1, len(effects), sharey=True, squeeze=False)[0]
+    for axes, (title, rows) in zip(panels, effects.items(), strict=True):
+        for place, row in enumerate(rows):
+            folds = row.scores[metric]
+            axes.scatter([place] * len(folds), folds, s=14, color=COLOURS[0], alpha=0.4)
+            axes.plot([place, place], [row.ci_low, row.ci_high], color=COLOURS[0], linewidth=2)
+            axes.plot(place, row.mean[metric], "D", ms=6, color=COLOURS[0])
+        names = [style.plotted(row.name, 16) for row in rows]
+        is_long = sum(map(len, names)) > 24
+        axes.set_xticks(range(len(rows)), names, rotation=90 if is_long else 0)
+        axes.set_xlabel(style.plotted(title))
+        style.grid(axes, "y")
+    panels[0].set_ylabel(style.plotted(metric))
+    return figure
+
+
+@style.applied
+def draw_heatmap(summary: Summary, ax: Axes | None = None) -> Figure | None:
+    """Draw the mean for each pair of values of the two numeric parameters that matter most."""
+    effects = summary.effects
+    if effects is None or effects.pair is None:
+        return None
+    down, across = effects.pair
+    title = f"Mean {summary.metric} by {down} and {across}"
+    _, axes = style.panel(1.6 + 0.36 * len(effects.means), title, ax)
+    image = axes.imshow(np.array(effects.means), cmap="Blues", aspect="auto")
+    style.figure_of(axes).colorbar(image, ax=axes, pad=0.02).outline.set_visible(False)
+    for place, row in enumerate(effects.means):
+        for column, value in enumerate(row):
+            if math.isfinite(value):
+                shade = "white" if image.norm(value) > 0.6 else style.INK
+                look: Any = {"ha": "center", "va": "center", "color": shade, "fontsize": 8}
+                axes.text(column, place, number(value), **look)
+    axes.set_xticks(*_value_ticks(summary, across))
+    axes.set_yticks(*_value_ticks(summary, down))
+    axes.set(xlabel=style.plotted(across), ylabel=style.plotted(down))
+    return style.figure_of(axes)
+
+
+def _value_ticks(summary: Summary, title: str) -> tuple[range, list[str]]:
+    rows = summary.effects.effects[title] if summary.effects else ()
+    return range(len(rows)), [style.plotted(row.name, 16) for row in rows]
+
+
+@style.applied
+def draw_parallel(summary: Summary, ax: Axes | None = None) -> Figure | None:
+    """Draw a line for each ranked candidate across the axes of its values and its mean."""
+    dimensions, lines = figures.parallel(summary)
+    if not lines:
+        return None
+    place, axes = style.panel(4.2, say.headline(summary), ax)
+    for line in reversed(lines):
+        is_first = line.place < len(COLOURS)
+        look: Any = {"color": style.colour(line.place), "linewidth": 1.8 if is_first else 0.8}
+        axes.plot(*zip(*line.points, strict=True), **look)
+    for at, dimension in enumerate(dimensions):
+        axes.axvline(at, color=style.GRID, zorder=0)
+        for value, height in dimension.ticks:
+            axes.text(at + 0.02, height, style.plotted(value, 16), fontsize=8, color=style.FAINT)
+    axes.set_xticks(range(len(dimensions)), [style.plotted(each.title) for each in dimensions])
+    axes.set_yticks([])
+    style.add_legend(place, {line.name: line.place for line in lines}, lines=True)
+    return style.figure_of(axes)
+
+
 # All of them
 
 FIGURES: Mapping[str, Callable[[Summary], Figure | None]] = {
@@ -312,6 +403,10 @@ FIGURES: Mapping[str, Callable[[Summary], Figure | None]] = {
     "cpu_usage": draw_use,
     "timeline": draw_timeline,
     "speedup": draw_speedup,
+    "importance": draw_importance,
+    "effects": draw_effects,
+    "heatmap": draw_heatmap,
+    "parallel": draw_parallel,
 }
 """The figures, by name of file and of `CVResults.plot`; None without numbers to draw."""
 
@@ -320,6 +415,9 @@ ON_AXES: Mapping[str, Callable[..., Figure | None]] = {
     "curves": draw_curves,
     "confusion": draw_confusion,
     "timeline": draw_timeline,
+    "importance": draw_importance,
+    "heatmap": draw_heatmap,
+    "parallel": draw_parallel,
 }
 """Those that the caller's axes can take."""
 

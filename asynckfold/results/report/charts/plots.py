@@ -251,6 +251,10 @@ def of_run(run: Run | None, kind: str, ax: Any = None) -> Figure:
         remedy = "Finish the jobs of the run, or draw another figure."
         if kind in ("loss_vs_time", "speedup"):
             remedy = "Run the sweep with baseline='measure' on an idle machine."
+        if kind in ("importance", "effects", "heatmap", "parallel"):
+            remedy = "Search a grid, such as params={'lr': [1e-3, 1e-2], 'width': [16, 64]}."
+            if kind == "importance" and summary.effects is not None:
+                remedy = "Train more candidates: a forest on these means predicts nothing."
         why = summary.speedup.why_not if summary.speedup and kind == "speedup" else ""
         received = f"{store.root}: {why}" if why else str(store.root)
         raise InputError.one(f"{kind} needs numbers that this run does not have", received, remedy)
