@@ -187,7 +187,7 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
     confusions = count_classes(outcome, targets, held)
     interim, ratio = interim_of(store), train_valid_ratio(outcome.folds)
     rows = candidate_rows(outcome, confusions, interim.epochs if interim else {})
-    about = store.about
+    about, grid = store.about, grid_of(rows)
     ranked = [candidate for candidate, _ in by_rank(outcome)]
     attempts = bars(store, by_job)
     is_on_gpus = any(bar.device != "cpu" for bar in attempts)
@@ -222,8 +222,8 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
         two_classes=two_classes(outcome, targets, ranked, held),
         hard_samples=hard_samples(outcome, targets, held),
         refit=refit_note(store),
-        grid=(grid := grid_of(rows)),
-        effects=grid and (None if interim else effects_of(grid, rows, plan.scoring[0], ratio)),
+        grid=grid,
+        effects=effects_of(grid, rows, plan.scoring[0], ratio) if grid and not interim else None,
     )
 
 

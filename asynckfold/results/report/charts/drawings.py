@@ -350,12 +350,14 @@ def draw_heatmap(summary: Summary, ax: Axes | None = None) -> Figure | None:
     down, across = effects.pair
     title = f"Mean {summary.metric} by {down} and {across}"
     _, axes = style.panel(1.6 + 0.36 * len(effects.means), title, ax)
-    image = axes.imshow(np.array(effects.means), cmap="Blues", aspect="auto")
+    table = np.array(effects.means)
+    least, room = np.nanmin(table), np.ptp(table[np.isfinite(table)]) or 1.0
+    image = axes.imshow(table, cmap="Blues", aspect="auto")
     style.figure_of(axes).colorbar(image, ax=axes, pad=0.02).outline.set_visible(False)
     for place, row in enumerate(effects.means):
         for column, value in enumerate(row):
             if math.isfinite(value):
-                shade = "white" if image.norm(value) > 0.6 else style.INK
+                shade = "white" if (value - least) / room > 0.6 else style.INK
                 look: Any = {"ha": "center", "va": "center", "color": shade, "fontsize": 8}
                 axes.text(column, place, number(value), **look)
     axes.set_xticks(*_value_ticks(summary, across))
