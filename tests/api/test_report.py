@@ -259,7 +259,7 @@ def test_each_figure_says_what_it_lacks(root: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "count", "message"),
     [
-        ("speedup", 1, "ax is one Axes for scores, curves, confusion, timeline, or those of all"),
+        ("speedup", 1, "ax is one Axes for scores, curves, confusion, timeline, importance, "),
         ("scores", 2, "received 2 for scores"),
     ],
 )
