@@ -175,7 +175,7 @@ def _device(placement: Placement) -> Iterator[torch.device]:
         raise WorkerDiedError(os.getpid(), cause, "device_lost") from error
     with torch.cuda.device(index):
         drawn = torch.cuda.get_rng_state(index)
-        if _ignores_interrupts():  # else the caller's own tensors would be limited, too
+        if _ignores_interrupts():  # else tensors of the caller would be limited, too
             _, total = torch.cuda.mem_get_info(index)
             torch.cuda.set_per_process_memory_fraction(memory_share(total, placement), index)
         torch.cuda.reset_peak_memory_stats(index)
