@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -88,11 +87,12 @@ def load_results(
         named = _models_of(results.plan, models)
 
     def build_report() -> Path:
+        from asynckfold.api.display import is_notebook
         from asynckfold.results.report.page import write_report
 
         with RunStore.read(root) as reader:
             # A cell of a notebook must not stand still while pictures are drawn.
-            return write_report(reader, beside="ipykernel" in sys.modules)
+            return write_report(reader, beside=is_notebook())
 
     def draw(kind: str, ax: Any) -> Any:
         from asynckfold.results.report.charts import plots

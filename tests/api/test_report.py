@@ -289,7 +289,9 @@ def test_results_show_scores_and_a_link_to_the_report(
 def test_a_cell_does_not_wait_for_the_pictures(tmp_path: Path) -> None:
     root = write_run(tmp_path / "run", Synthetic(models=("MLP",), folds=2, baseline=None))
     script = (
-        "import sys, types; sys.modules['ipykernel'] = types.ModuleType('ipykernel')\n"
+        "import sys, types\n"
+        "shell = types.SimpleNamespace(kernel=object())\n"
+        "sys.modules['IPython'] = types.SimpleNamespace(get_ipython=lambda: shell)\n"
         "from asynckfold import load_results\n"
         f"page = load_results({str(root)!r}).report()\n"
         "print(page.is_file(), 'matplotlib' in sys.modules)"

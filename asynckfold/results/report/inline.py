@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from asynckfold.results.compare import ScoreComparison
 from asynckfold.results.report import figures, svg
 from asynckfold.results.report import sentences as say
 from asynckfold.results.report.candidate_rows import CandidateRow
@@ -18,11 +18,14 @@ from asynckfold.results.report.figures import (
     Panel,
     places_of,
 )
-from asynckfold.results.report.grid import Effect
 from asynckfold.results.report.predictions import spread
 from asynckfold.results.report.sentences import fitted, interval, number, plural, shorten
 from asynckfold.results.report.summary import Summary
 from asynckfold.system.plain_text import one_line
+
+if TYPE_CHECKING:
+    from asynckfold.results.compare import ScoreComparison
+    from asynckfold.results.report.grid import Effect
 
 FOREST = 12
 """Candidates in the forest plot."""

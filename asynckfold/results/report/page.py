@@ -16,12 +16,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import jinja2
 from markupsafe import Markup
 
 from asynckfold.jobs.decoding import uncollected
-from asynckfold.results.compare import Comparison, ScoreComparison
 from asynckfold.results.cv_results import CVResults, read_results
 from asynckfold.results.report import page_tables, sentences
 from asynckfold.results.report.files import table_files
@@ -32,6 +32,9 @@ from asynckfold.results.report.summary import Summary, interim_of, pictures_of, 
 from asynckfold.results.report.svg import COLOURS
 from asynckfold.store import Interim, RunReader
 from asynckfold.system.files import make_folder, write_whole
+
+if TYPE_CHECKING:
+    from asynckfold.results.compare import Comparison, ScoreComparison
 
 _FOLDER = Path(__file__).parent
 

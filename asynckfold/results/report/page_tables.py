@@ -6,17 +6,19 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from asynckfold.results.compare import ScoreComparison
 from asynckfold.results.report import sentences as say
 from asynckfold.results.report.candidate_rows import CandidateRow
 from asynckfold.results.report.sanitize import clean, flat
 from asynckfold.results.report.summary import Summary
 from asynckfold.results.statistics import Difference
 from asynckfold.results.verdict import p_value
+
+if TYPE_CHECKING:
+    from asynckfold.results.compare import ScoreComparison
 
 FOLDS = 10
 """Most folds that get a column each."""

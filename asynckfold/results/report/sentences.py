@@ -324,7 +324,7 @@ def fitted(name: str, limit: int) -> str:
     """Shorten a name; in one with values of a grid, cut names of parameters before values.
 
     >>> fitted("lr=0.01, weight_decay=0.001", 24)
-    'lr=0.01, weight_…=0.001'
+    'lr=0.01, weight_d…=0.001'
     """
     parts, keep = name.split(", "), limit
     while len(parts) > 1 and columns_of(name) > limit and keep:

@@ -9,11 +9,12 @@ import shlex
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from asynckfold.errors import AsyncKFoldError
+from asynckfold.jobs.candidate_names import values_of
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import Reproducibility
 from asynckfold.jobs.result import DONE
@@ -40,7 +41,6 @@ from asynckfold.results.report.candidate_rows import (
     fold_names,
     loss_over_time,
 )
-from asynckfold.results.report.grid import Effects, Grid, effects_of, grid_of, renamed
 from asynckfold.results.report.predictions import (
     Calibration,
     HardSamples,
@@ -61,6 +61,9 @@ from asynckfold.results.utilization import Packing, packing_of
 from asynckfold.results.verdict import Verdict
 from asynckfold.store import Interim, RunReader
 from asynckfold.system.files import read_plain
+
+if TYPE_CHECKING:
+    from asynckfold.results.report.grid import Effects, Grid
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,8 @@ class Summary:
         """Return a grid with short names of its candidates, to be shown."""
         if self.grid is None:
             return self
+        from asynckfold.results.report.grid import renamed
+
         labels = self.grid.labels(self.candidates)
         say = functools.partial(renamed, labels)
 
@@ -187,7 +192,13 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
     confusions = count_classes(outcome, targets, held)
     interim, ratio = interim_of(store), train_valid_ratio(outcome.folds)
     rows = candidate_rows(outcome, confusions, interim.epochs if interim else {})
-    about, grid = store.about, grid_of(rows)
+    about, grid, effects = store.about, None, None
+    if any(values_of(row.model, row.lr_schedule) for row in rows):
+        from asynckfold.results.report.grid import effects_of, grid_of
+
+        grid = grid_of(rows)
+        if grid is not None and not interim:
+            effects = effects_of(grid, rows, plan.scoring[0], ratio)
     ranked = [candidate for candidate, _ in by_rank(outcome)]
     attempts = bars(store, by_job)
     is_on_gpus = any(bar.device != "cpu" for bar in attempts)
@@ -223,7 +234,7 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
         hard_samples=hard_samples(outcome, targets, held),
         refit=refit_note(store),
         grid=grid,
-        effects=effects_of(grid, rows, plan.scoring[0], ratio) if grid and not interim else None,
+        effects=effects,
     )
 
 
