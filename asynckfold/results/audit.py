@@ -222,6 +222,11 @@ def _worse_than_constant(run: AuditedRun) -> Outcome:
     return text, {"constant": constant, "scores": low}
 
 
+LITTLE = 0.1
+"""Share of what is left above the most frequent class; who gains more has learned. An interval over
+two folds reaches that class from almost everywhere."""
+
+
 def unlearned(sweep: RunScores, targets: Array | None) -> str:
     """Return a sentence on candidates whose accuracy is about that of one class; empty for none."""
     run = AuditedRun(sweep, targets, {}, None)
@@ -232,10 +237,12 @@ def unlearned(sweep: RunScores, targets: Array | None) -> str:
     except (AttributeError, TypeError, ValueError):
         return ""
     ratio = train_valid_ratio(sweep.folds)
+    gains = {name: scores - constants for name, scores in zip(*run.ranked(), strict=True)}
+    most = LITTLE * (1 - constants.mean())
     low = [
         name
-        for name, scores in zip(*run.ranked(), strict=True)
-        if confidence_interval(scores - constants, ratio)[0] <= 0
+        for name, gain in gains.items()
+        if gain.mean() < most and confidence_interval(gain, ratio)[0] <= 0
     ]
     if not low:
         return ""
