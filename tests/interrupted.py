@@ -22,6 +22,8 @@ def interrupted(
     """
     monkeypatch.setattr("asynckfold.training.checkpoint.EPOCH_SECONDS", 0.0)
     monkeypatch.setattr("asynckfold.training.checkpoint.SHARE", float("inf"))
+    # An interrupt that no handler of ours announced drops what was not yet committed.
+    monkeypatch.setattr("asynckfold.sweep.loop.FLUSH_SECONDS", 0.0)
     if isinstance(owner, str):
         owner = pkgutil.resolve_name(f"asynckfold.{owner}")
     whole, calls = getattr(owner, method), []
