@@ -83,12 +83,19 @@ def noisy_patterns(shape: tuple[int, ...], samples: int) -> tuple[Tensor, Tensor
 def images(name: str, data: Path | None, samples: int) -> tuple[Any, Any]:
     """Return uint8 images of "digits", "mnist" or "cifar10" and their classes.
 
-    Without `data`, the latter two are noisy patterns of the same shape.
+    Without `data`, the latter two are noisy patterns of the same shape. CIFAR-10 may also lie in
+    ``data/train`` as images, a folder for each class.
     """
     found: Any
     if name == "digits":
         found = load_digits()
         pixels, targets = (found.images * 255 / 16).astype(np.uint8), found.target
+    elif data is not None and name == "cifar10" and (data / "train").is_dir():
+        files = np.array(datasets.ImageFolder(data / "train").samples, dtype=object)
+        # Not all 50,000 are read.
+        files = files[np.random.default_rng(0).permutation(len(files))[:samples]]
+        pixels = np.stack([np.asarray(Image.open(path)) for path in files[:, 0]])
+        return pixels, files[:, 1].astype(np.int64)
     elif data is not None:
         found = {"mnist": datasets.MNIST, "cifar10": datasets.CIFAR10}[name](data)
         pixels, targets = np.asarray(found.data), np.asarray(found.targets)

@@ -51,7 +51,9 @@ def test_four_terms_are_fitted_to_five_clusters_or_more() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("script", ["fusion", "gpu", "nodes", "packing", "trainers"])
+@pytest.mark.parametrize(
+    "script", ["cores", "fusion", "gpu", "nodes", "packing", "rprop", "trainers"]
+)
 def test_a_quick_run_prints_a_table(script: str, tmp_path: Path) -> None:
     command = [sys.executable, str(FOLDER / f"{script}.py"), "--quick"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

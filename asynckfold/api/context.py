@@ -29,7 +29,7 @@ from asynckfold.planning.fusion_groups import Grouping
 from asynckfold.planning.workload import Choice, Workload
 from asynckfold.results.scoring import resolve
 from asynckfold.results.utilization import decided_of
-from asynckfold.store import RunStore
+from asynckfold.store import RunReader, RunStore
 from asynckfold.store.layout import DATABASE
 from asynckfold.store.upkeep import aside_problems
 from asynckfold.sweep.loop import is_stray
@@ -231,7 +231,7 @@ def hold_run(call: Call) -> Iterator[Call]:
         call.signals.limit(settings.time_budget_s)
         call.display, call.machine = Display(settings.verbose), settings.present_machine()
         if call.run.reader.has_plan and settings.resume != "never":
-            call.stored, call.before = call.run.reader.plan, decided_of(call.run.reader)
+            _continue(call, call.run.reader)
         yield call
 
 
@@ -243,9 +243,21 @@ def look_into(call: Call) -> Iterator[Call]:
         call.machine = settings.present_machine()
         if settings.resume != "never" and (settings.root / DATABASE).is_file():
             with RunStore.read(settings.root) as store:
-                call.stored, call.before = store.plan, decided_of(store)
+                _continue(call, store)
         with call.stack:
             yield call
+
+
+def _continue(call: Call, reader: RunReader) -> None:
+    """Take up a run: its plan, and its names of the same parts."""
+    call.stored, call.before = reader.plan, decided_of(reader)
+    call.grid = call.grid.continuing(
+        {name for job in reader.plan.jobs for name in (job.model, job.lr_schedule)}
+    )
+    if call.grid.renamed:
+        call.recipe = make_recipe(call.settings, call.grid, call.recipe.opt_fn)
+        pairs = ", ".join(f"{name} is {known}" for name, known in call.grid.renamed.items())
+        call.notes.append(f"of this run, since further values are defaults: {pairs}")
 
 
 def software_of(call: Call, draft: Plan) -> dict[str, str]:

@@ -211,27 +211,31 @@ class Display:
         return self._progress
 
     def _render(self) -> Group:
-        self._spinner.update(text=Text(one_line(self._doing), style="dim"))
+        self._spinner.update(text=_row(self._doing, "dim"))
         with self._lock:
             shown = self._progress
             parts = [] if shown is None or shown.is_over else self._parts(shown)
         return Group(*parts, self._spinner) if self._doing else Group(*parts)
 
     def _parts(self, progress: SweepProgress) -> list[RenderableType]:
-        width = max(1, min(BAR_COLUMNS, self._console.width - 8))
+        columns = self._console.width
+        width = max(1, min(BAR_COLUMNS, columns - 8))
         bar = ProgressBar(total=max(1, progress.steps), completed=progress.steps_done, width=width)
         head = Table.grid(padding=(0, 1))
         head.add_row(bar, f"{progress.percent} %")
-        lines = progress.lines()
+        lines = progress.lines(columns)
         more = [f"and {len(lines) - MOST_ROWS} more"] if len(lines) > MOST_ROWS else []
-        below = [*more, progress.best(), cores_in_use(progress)]
+        below = [*more, progress.best(columns), cores_in_use(progress)]
         return [
             head,
-            Text(one_line(progress.summary())),
-            Text(progress.times()),
-            *(Text(one_line(text)) for text in lines[:MOST_ROWS]),
-            *(Text(one_line(text), style="dim") for text in below if text),
+            *map(_row, [progress.summary(), progress.times(), *lines[:MOST_ROWS]]),
+            *(_row(text, "dim") for text in below if text),
         ]
+
+
+def _row(text: str, style: str = "") -> Text:
+    """Return a row of the live view, which never wraps."""
+    return Text(one_line(text), style, no_wrap=True, overflow="ellipsis")
 
 
 class Cell(io.TextIOBase):

@@ -17,7 +17,14 @@ from asynckfold.jobs.messages import EpochEnd, Progress, RunEvent
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE, ENDED, Epoch, Result, counts_line
+from asynckfold.system.plain_text import columns_of, fitted
 from asynckfold.system.units import duration
+
+ANY = 1 << 20
+"""Columns of a line that may be as long as it likes."""
+
+NAME_COLUMNS = 16
+"""Least width of a name whose line is shortened."""
 
 
 @dataclass(eq=False)
@@ -155,7 +162,7 @@ class SweepProgress:
     def _steps_of(self, name: str) -> int:
         return self._batches[name] * self.plan.params.epochs
 
-    def best(self) -> str:
+    def best(self, columns: int = ANY) -> str:
         """Return the candidate with the highest mean, among those with the most folds."""
         metric, scores = self.plan.scoring[0], dict[str, list[float]]()
         for result in self.results.values():
@@ -168,14 +175,14 @@ class SweepProgress:
         most = 0 if not counts else counts[-1] if self.plan.race is None else counts[0]
         means = {name: fmean(every) for name, every in scores.items() if len(every) >= most}
         if not means:
-            return self._leading()
+            return self._leading(columns)
         first = max(sorted(means), key=means.__getitem__)
         folds = len(scores[first])
         text = f"{metric} {means[first]:.4f} ({folds} {'fold' if folds == 1 else 'folds'})"
         # One alone is not the best: the others have fewer folds.
-        return f"{'best so far' if len(means) > 1 else 'so far'} {first} {text}"
+        return _line("best so far" if len(means) > 1 else "so far", first, text, columns)
 
-    def _leading(self) -> str:
+    def _leading(self, columns: int) -> str:
         """Return what the jobs that run measured last, of the best one."""
         newest = {name: epochs[-1] for name, epochs in self.epochs.items()}
         is_loss = any(epoch.accuracy is None for epoch in newest.values())
@@ -188,7 +195,7 @@ class SweepProgress:
         first = (min if is_loss else max)(finite, key=finite.__getitem__)
         measure = "loss" if is_loss else "accuracy"
         where = f"epoch {newest[first].number} of {self.plan.params.epochs}"
-        return f"so far {first} valid {measure} {finite[first]:.4f} ({where})"
+        return _line("so far", first, f"valid {measure} {finite[first]:.4f} ({where})", columns)
 
     def summary(self) -> str:
         """Return the number of jobs by state."""
@@ -203,13 +210,13 @@ class SweepProgress:
         text = f"{duration(elapsed)} elapsed"
         return text if left is None or self.is_over else f"{text}, {duration(left)} left"
 
-    def lines(self) -> list[str]:
+    def lines(self, columns: int = ANY) -> list[str]:
         """Return a line for each placement that runs, in the order of the plan."""
         order = {name: place for place, name in enumerate(self._jobs)}
         items = sorted(self.placements, key=lambda item: order[item.placement.jobs[0]])
-        return [self._line_of(item) for item in items]
+        return [self._line_of(item, columns) for item in items]
 
-    def _line_of(self, item: PlacementProgress) -> str:
+    def _line_of(self, item: PlacementProgress, columns: int) -> str:
         jobs = [self._jobs[name] for name in item.placement.jobs]
         name, group, shown = item.job or jobs[0].id, "", [item.job]
         if len(jobs) > 1 and not item.placement.is_job_batch:
@@ -221,8 +228,15 @@ class SweepProgress:
             group = f"then {others} more"
         valid = [_valid(self.epochs[job][-1]) for job in shown if job in self.epochs]
         measured = f"valid {sum(valid) / len(valid):.3f}" if valid else item.batch
-        parts = [name, item.epoch or "starting", group, measured, item.where]
-        return " · ".join(filter(None, parts))
+        parts = [item.epoch or "starting", group, measured, item.where]
+        return _line("", name, "".join(f"· {part} " for part in parts if part).rstrip(), columns)
+
+
+def _line(before: str, name: str, after: str, columns: int) -> str:
+    """Join what stands around a name, which is shortened to fit."""
+    rest = columns_of(before) + columns_of(after) + 2
+    name = fitted(name, max(NAME_COLUMNS, columns - rest))
+    return " ".join(filter(None, [before, name, after]))
 
 
 def _valid(epoch: Epoch) -> float:

@@ -16,7 +16,7 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,8 @@ DRAWS = 100
 Option = tuple[Value, Any]
 """A value under its name, and what the factory gets."""
 
+Combine = Callable[[Sequence[str]], Iterator[dict[str, Option]]]
+
 
 class Exact(list[Mapping[str, Value]]):
     """Values of the same parameters, each a candidate, in place of a dict of lists."""
@@ -67,7 +69,8 @@ class Grid:
 
     `options` hold the values by parameter, drawn ones, too; `models` and `lr_schedules` are by name
     with values, `optimizers` the keywords of ``opt_fn`` by name of the LR schedule, and `pairs` the
-    candidates: names of model and LR schedule.
+    candidates: names of model and LR schedule. `combine` yields the combinations of values of some
+    parameters. `renamed` are the names in a run of parts that have another one here.
     """
 
     given: Parts
@@ -76,6 +79,14 @@ class Grid:
     lr_schedules: Mapping[str, Any] = field(default_factory=dict)
     optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     pairs: tuple[tuple[str, str], ...] = ()
+    combine: Combine | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def continuing(self, known: Collection[str]) -> Grid:
+        """Return the grid with the names of a run: its parts may lack values that are defaults."""
+        if self.combine is None:
+            return self
+        return _bound(self.given, self.options, self.combine, known)
 
     def params_for(self, values: Mapping[str, Value]) -> dict[str, Any] | None:
         """Return the ``params`` of a call with these values alone; None without any."""
@@ -209,31 +220,77 @@ def _projected(
 def _bound(
     parts: Parts,
     options: Mapping[str, Sequence[Option]],
-    combined: Callable[[Sequence[str]], Iterator[dict[str, Option]]],
+    combine: Combine,
+    known: Collection[str] = (),
 ) -> Grid:
     takers = _Takers(parts, list(options))
     models: dict[str, Any] = {}
     lr_schedules: dict[str, Any] = {}
     optimizers: dict[str, Mapping[str, Any]] = {}
+    renamed: dict[str, str] = {}
     pairs = []
+
+    def named(name: str, chosen: Mapping[str, Option], *factories: Any) -> str:
+        values = {parameter: option[0] for parameter, option in chosen.items()}
+        full = with_values(name, values)
+        if not known or full in known:
+            return full
+        short = _without_defaults(name, values, _usual(chosen, factories), known)
+        if short is not None:
+            renamed[full] = short
+        return short or full
+
     for (model, factory), (schedule, spec) in itertools.product(
         parts.models.items(), parts.lr_schedules.items()
     ):
         of_model, of_spec = takers.of_models[model], takers.of_lr_schedules[schedule]
         of_schedule = of_spec | takers.of_opt_fn
-        for chosen in combined([name for name in options if name in of_model | of_schedule]):
-            values = {name: option[0] for name, option in chosen.items()}
-            given = {name: option[1] for name, option in chosen.items()}
+        for chosen in combine([name for name in options if name in of_model | of_schedule]):
             pair = (
-                with_values(model, _only(values, of_model)),
-                with_values(schedule, _only(values, of_schedule)),
+                named(model, _only(chosen, of_model), factory),
+                named(schedule, _only(chosen, of_schedule), spec, parts.opt_fn),
             )
-            models[pair[0]] = _with(factory, _only(given, of_model))
-            lr_schedules[pair[1]] = _with(spec, _only(given, of_spec))
-            if takers.of_opt_fn:
-                optimizers[pair[1]] = _only(given, takers.of_opt_fn)
+            given = {name: option[1] for name, option in chosen.items()}
+            of_part = [_only(given, {*values_of(name)}) for name in pair]
+            models[pair[0]] = _with(factory, of_part[0])
+            lr_schedules[pair[1]] = _with(spec, _only(of_part[1], of_spec))
+            if keywords := _only(of_part[1], takers.of_opt_fn):
+                optimizers[pair[1]] = keywords
             pairs.append(pair)
-    return Grid(parts, options, models, lr_schedules, optimizers, tuple(pairs))
+    unique = tuple(dict.fromkeys(pairs))
+    return Grid(parts, options, models, lr_schedules, optimizers, unique, combine, renamed)
+
+
+def _without_defaults(
+    base: str, values: Mapping[str, Value], usual: Sequence[str], known: Collection[str]
+) -> str | None:
+    """Return the known name of a part that lacks some values, which are defaults."""
+    for count in range(1, len(usual) + 1):
+        for left in itertools.combinations(usual, count):
+            name = with_values(base, _only(values, {*values} - {*left}))
+            if name in known:
+                return name
+    return None
+
+
+def _usual(chosen: Mapping[str, Option], factories: Sequence[Any]) -> list[str]:
+    """Return the parameters whose value is the default of each factory that names them."""
+    defaults: dict[str, list[Any]] = {name: [] for name in chosen}
+    for item in itertools.chain.from_iterable(map(_parameters, factories)):
+        if item.name in defaults:
+            defaults[item.name].append(item.default)
+    return [
+        name
+        for name, known in defaults.items()
+        if known and all(_is_same(chosen[name][1], default) for default in known)
+    ]
+
+
+def _is_same(given: Any, default: Any) -> bool:
+    """Whether a value is the default, in any factory: 1 and 1.0 are not the same."""
+    if isinstance(given, (bool, int, float, str)):
+        return type(given) is type(default) and bool(given == default)
+    return given is default
 
 
 def _only(values: Mapping[str, Any], names: set[str]) -> dict[str, Any]:

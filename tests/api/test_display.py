@@ -18,6 +18,7 @@ from rich.console import Console
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, InterruptedRunError, JobsFailedWarning
+from asynckfold.system.plain_text import plain
 from tests.toy import Moody, Slow, Tiny, adam, samples
 
 
@@ -87,6 +88,23 @@ def test_a_terminal_gets_a_live_view_that_goes_away(root: Path, terminal: Termin
     assert re.search(r"elapsed, .* left", text)
     assert "3 of 3 jobs finished, " in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor comes back
+
+
+def test_no_line_of_the_live_view_wraps(
+    root: Path, monkeypatch: pytest.MonkeyPatch, terminal: Terminal
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "a-residual-network-of-many-layers-with-squeeze-and-excitation-and-a-long-name"
+    called(root, {name: Slow}, stream=terminal, engine="process", n_jobs=1)
+    lines = terminal.getvalue().splitlines()
+    running = [line for line in lines if "batch " in line and " · core" in line]
+    leading = [line for line in lines if "so far a-res" in line]
+    assert running
+    assert leading
+    assert all(
+        "a-resid" in line and "…" in line and len(plain(line).strip()) <= 80
+        for line in running + leading
+    )
 
 
 def test_without_a_terminal_lines_tell_how_far_it_is(

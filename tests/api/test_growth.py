@@ -138,6 +138,46 @@ def test_more_epochs_go_on_where_the_lr_schedule_allows_it(
     assert "continues after epoch 2" in (root / "linear/constant/fold-0/log.txt").read_text()
 
 
+def layered(width: int = 4, layers: int = 1, **others: Any) -> nn.Module:
+    hidden = [part for _ in range(layers - 1) for part in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), *hidden, nn.Linear(width, 3))
+
+
+def sgd(model: nn.Module, lr: float = 0.1, momentum: float = 0.0) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr, momentum)
+
+
+def searched(root: Path, **params: list[Any]) -> CVResults:
+    settings = {"verbose": 0, "report": False, "threads_per_job": 1, "fuse": False}
+    kfold = AsyncKFold(3, samples(), root, nn.CrossEntropyLoss(), 10, False, **settings)
+    return kfold({"net": layered}, ["constant"], sgd, {"epochs": 1}, params=params)
+
+
+def test_a_parameter_is_added_whose_default_is_what_was_run(root: Path) -> None:
+    searched(root, lr=[0.1, 0.01])
+    both = searched(root, lr=[0.1, 0.01], momentum=[0.0, 0.9], width=[4, 8])
+    assert len(trained(root)) == len({*trained(root)}) == 3 * 8
+    assert {"net/constant/lr=0.1", "net/constant/lr=0.1,momentum=0.9,width=8"} <= {
+        row.name for row in both.candidates
+    }
+    with RunStore.read(root) as store:
+        (text,) = {event.text for event in store.events() if "defaults" in event.text}
+    assert "net/width=4 is net" in text
+    assert "constant/lr=0.1,momentum=0.0 is constant/lr=0.1" in text
+    # The same call again, and a subset of it, find everything.
+    assert searched(root, lr=[0.1, 0.01], momentum=[0.0, 0.9], width=[4, 8]).counts["done"] == 24
+    assert searched(root, lr=[0.1], width=[4]).counts["done"] == 3
+    assert len(trained(root)) == 24
+
+
+@pytest.mark.parametrize("params", [{"width": [8]}, {"momentum": [False]}, {"depth": [1]}])
+def test_what_is_no_default_is_another_candidate(root: Path, params: dict[str, list[Any]]) -> None:
+    """Another value, one of another type, and of a parameter that no factory names."""
+    searched(root, lr=[0.1])
+    with pytest.raises(InputError, match="another plan"):
+        searched(root, lr=[0.1], **params)
+
+
 def test_jobs_that_stopped_early_stay(root: Path, tmp_path: Path) -> None:
     stops = {"callbacks": [EarlyStopping(patience=1, min_delta=10.0)], "inner_valid": 0.2}
     for place, epochs in ((root, 4), (root, 6), (tmp_path / "whole", 6)):

@@ -6,6 +6,7 @@ import csv
 import html
 import io
 import json
+import re
 import signal
 import sqlite3
 import subprocess
@@ -30,6 +31,9 @@ from asynckfold import (
     load_results,
     plots,
 )
+from asynckfold.cli import main
+from asynckfold.results.report.page import render
+from asynckfold.results.report.summary import summarize
 from tests.interrupted import interrupted
 from tests.synthetic import Synthetic, write_run
 from tests.toy import Tiny, adam, samples
@@ -65,6 +69,40 @@ def refuses(*_: Any, **settings: Any) -> Path:
 
 def rows_of(report: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((report / "results.csv").read_text().splitlines()))
+
+
+def links_of(page: Path) -> set[str]:
+    """Return the addresses of files that a page links."""
+    return {*re.findall(r'href="([^"#][^"]*)"', page.read_text("utf-8"))}
+
+
+@pytest.mark.reports
+def test_what_lies_beside_the_page_is_linked(root: Path) -> None:
+    call(root)
+    assert main(["report", str(root), "--figures", "pdf"]) == 0
+    page = root / "report/index.html"
+    tables = {f"{name}.csv" for name in ("results", "folds", "epochs")} | {"results.json"}
+    weights = {f"../Tiny/constant/fold-{fold}/final.safetensors" for fold in (0, 1)}
+    assert tables | weights | {"scores.png", "scores.pdf"} <= links_of(page)
+    assert all((page.parent / link).is_file() for link in links_of(page))
+    with RunStore.read(root) as store:
+        page.write_text(render(summarize(store)))
+    assert links_of(page) == set()
+
+
+def test_settings_that_were_set_stand_apart_from_defaults(root: Path) -> None:
+    kfold = AsyncKFold(2, samples(30), root, nn.CrossEntropyLoss(), 8, False, verbose=0)
+    kfold([Tiny], ["constant"], adam, {"epochs": 1, "clip_grad_norm": 0.5})
+    assert main(["report", str(root)]) == 0
+    text = (root / "report/index.html").read_text("utf-8").replace("<wbr>", "")
+    chosen, kept = (
+        text.partition(f'<table class="settings" aria-label="{label}">')[2].partition("</table>")[0]
+        for label in ("Plan", "At their defaults")
+    )
+    assert "params.clip_grad_norm" in chosen
+    assert "params.clip_grad_norm" not in kept
+    assert "params.eval_batch_size" in kept
+    assert "params.eval_batch_size" not in chosen
 
 
 # Of its own accord

@@ -76,6 +76,13 @@ RUNS: Mapping[str, Synthetic] = {
     "one model": Synthetic(models=("LeNet5",), lr_schedules=("cosine",), baseline="estimated"),
     "repeats": Synthetic(folds=5, n_repeats=10, lr_schedules=("cosine",), baseline=None, epochs=2),
     "disturbed": Synthetic(others=1.7),
+    "grid": Synthetic(
+        models=tuple(f"net/dropout=0.1,width={width}" for width in (16, 32, 64, 128)),
+        lr_schedules=tuple(f"cosine/lr={rate}" for rate in (0.001, 0.003, 0.01, 0.03, 0.1)),
+        folds=3,
+        epochs=2,
+        baseline=None,
+    ),
     "hostile names": Synthetic(
         models=HOSTILE,
         lr_schedules=('"><img src=x onerror=alert(1)>',),
@@ -87,10 +94,18 @@ RUNS: Mapping[str, Synthetic] = {
 }
 """By name; the first is an ordinary sweep."""
 
+THOUSAND = Synthetic(
+    models=tuple(f"net/width={width}" for width in range(16, 56)),
+    lr_schedules=tuple(f"cosine/lr={0.001 * step}" for step in range(1, 26)),
+    epochs=1,
+    baseline=None,
+)
+"""A grid of a thousand candidates and 5,000 jobs."""
+
 
 def write_page(name: str, folder: Path) -> Path:
     """Write the page of a run, as it stands at the end or where it was killed."""
-    root = write_run(folder / name, RUNS[name])
+    root = write_run(folder / name, RUNS.get(name, THOUSAND))
     if name == "killed":
         with FakeClockStore.hold(root) as store:
             assert isinstance(store, FakeClockStore)

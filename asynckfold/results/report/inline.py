@@ -19,9 +19,9 @@ from asynckfold.results.report.figures import (
     places_of,
 )
 from asynckfold.results.report.predictions import spread
-from asynckfold.results.report.sentences import fitted, interval, number, plural, shorten
+from asynckfold.results.report.sentences import interval, number, plural
 from asynckfold.results.report.summary import Summary
-from asynckfold.system.plain_text import one_line
+from asynckfold.system.plain_text import fitted, one_line, shorten
 
 if TYPE_CHECKING:
     from asynckfold.results.compare import ScoreComparison
@@ -238,15 +238,20 @@ def _parallel(summary: Summary) -> Markup | None:
         return None
     panel = Panel("", lines, svg.Scale(0, len(axes) - 1), figures.UNIT, "", 220)
     bottom, texts, parts = TOP + panel.height, [], []
+    # What fits between two axes on a phone.
+    letters = max(3, NAME_COLUMNS // len(axes))
     for place, axis in enumerate(axes):
         x = LEFT + (1 - LEFT - RIGHT) * panel.x(place)
         parts.append(svg.rule(x, TOP, bottom))
         end = svg.anchor(x, 0.12)
-        texts.append(svg.text(shorten(axis.title, 14), x, bottom + 20, end, font_weight="600"))
+        title = shorten(axis.title, min(14, letters))
+        texts.append(svg.text(title, x, bottom + 20, end, font_weight="600"))
         for value, height in axis.ticks:
-            level, aside = TOP + panel.height * (1 - height) + 4, -5 if place < len(axes) - 1 else 0
-            where = {"dx": aside, "class_": "faint tick"}
-            texts.append(svg.text(shorten(value, 9), x, level - 6 * (not aside), "end", **where))
+            # Beside the axis, and of the last one, at the edge, above the tick.
+            level, is_last = TOP + panel.height * (1 - height), axis is axes[-1]
+            at, dx, up = ("end", 0, 2) if is_last else ("start", 9, -4)
+            words = shorten(value, min(9, letters))
+            texts.append(svg.text(words, x, level - up, at, dx=dx, class_="faint tick"))
     parts += [_series(line, panel, 40, len(axes)) for line in reversed(lines)]
     label = f"{plural(len(lines), 'candidate')} over {', '.join(axis.title for axis in axes)}"
     drawn = svg.figure(bottom + 26, label, *parts, *texts)

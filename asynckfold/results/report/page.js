@@ -68,7 +68,9 @@
       }
       const chosen = panels.findIndex((panel) => panel.contains(target));
       show(Math.max(chosen, 0));
-      if (target && !panels.includes(target)) target.scrollIntoView();
+      if (!target || panels.includes(target)) return;
+      for (const item of all("details")) if (item.contains(target)) item.open = true;
+      target.scrollIntoView();
     }
     links.forEach((link, place) => {
       link.addEventListener("click", (event) => {

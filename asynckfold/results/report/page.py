@@ -11,9 +11,12 @@ import base64
 import functools
 import hashlib
 import json
+import os
 import re
 import time
-from collections.abc import Mapping
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -31,6 +34,7 @@ from asynckfold.results.report.sanitize import clean
 from asynckfold.results.report.summary import Summary, interim_of, pictures_of, summarize
 from asynckfold.results.report.svg import COLOURS
 from asynckfold.store import Interim, RunReader
+from asynckfold.store.layout import FINAL, job_folder
 from asynckfold.system.files import make_folder, write_whole
 
 if TYPE_CHECKING:
@@ -40,6 +44,15 @@ _FOLDER = Path(__file__).parent
 
 # Spaces at which a line must not break.
 _TIED = re.compile(r"(?<=\d) (?=%|[MG]iB)|(?<=\bp) (?=[=<] )|(?<=[=±<]) (?=\d)|(?<=\bto) (?=-?\d)")
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The files beside a page: addresses by text, and the kinds of each figure's files."""
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, str] = field(default_factory=dict)  # of the first candidate, by fold
+    kinds: Sequence[str] = ()
 
 
 @uncollected()
@@ -57,6 +70,7 @@ def write_report(
     results = read_results(store)
     summary = summarize(store, results)
     files = table_files(results, summary)
+    tables = {name: name for name in (*files, "results.json")}
     if figures != "png":
         from asynckfold.results.report.charts import draw
 
@@ -66,13 +80,26 @@ def write_report(
     parts = {name: encoder.encode(value) for name, value in summary.to_dict().items()}
     pairs = (f"{encoder.encode(name)}: {text}" for name, text in parts.items())
     files["results.json"] = f"{{{', '.join(pairs)}}}".encode()
-    files["index.html"] = render(summary, pictures_of(store), interim_of(store)).encode()
     folder = store.root / "report" if folder is None else Path(folder)
     make_folder(folder)
+    links = Beside(tables, _weights(results, summary, folder), [*dict.fromkeys(["png", figures])])
+    files["index.html"] = render(summary, pictures_of(store), interim_of(store), links).encode()
     for name, content in files.items():
         write_whole(folder / name, content)
     update_figures(summary, parts, folder, beside=beside)
     return folder / "index.html"
+
+
+def _weights(results: CVResults, summary: Summary, folder: Path) -> dict[str, str]:
+    """Return the addresses of the weights of the first candidate, by fold."""
+    name = summary.best_row and summary.best_row.name
+    jobs = [job for job in results.plan.jobs if job.candidate == name][: page_tables.FOLDS]
+    paths = {"/".join(job.place): job_folder(results.root_dir, job) / FINAL for job in jobs}
+    return {
+        place: urllib.parse.quote(os.path.relpath(path, folder).replace(os.sep, "/"))
+        for place, path in paths.items()
+        if path.is_file()
+    }
 
 
 @uncollected()
@@ -101,10 +128,12 @@ def render(
     summary: Summary,
     pictures: Mapping[int, str] = MappingProxyType({}),
     interim: Interim | None = None,
+    beside: Beside | None = None,
 ) -> str:
     """Return the page as text.
 
     `pictures` are those of hard samples, see `pictures_of`; `interim` is there while a run goes on.
+    Without `beside`, the page has no links to files.
     """
     summary = summary.labelled()
     return _page(
@@ -114,6 +143,7 @@ def render(
         drawn=inline(summary),
         pictures=pictures,
         interim=interim,
+        beside=beside or Beside(),
         now=time.strftime("%H:%M:%S"),
     )
 
@@ -142,6 +172,7 @@ def write_comparison(
         bits=bits,
         headline=scores.sentences[0].removesuffix("."),
         drawn=comparison(runs, scores, shown[: len(COLOURS)]),
+        beside=Beside(),
         shown=shown,
     )
     path = Path(path)

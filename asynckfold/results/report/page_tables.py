@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.report import sentences as say
 from asynckfold.results.report.candidate_rows import CandidateRow
 from asynckfold.results.report.sanitize import clean, flat
 from asynckfold.results.report.summary import Summary
 from asynckfold.results.statistics import Difference
 from asynckfold.results.verdict import p_value
+from asynckfold.system.plain_text import shorten
 
 if TYPE_CHECKING:
     from asynckfold.results.compare import ScoreComparison
@@ -188,7 +190,7 @@ def heat_map(run: Summary) -> HeatTable | None:
     def cell(value: float) -> tuple[str, int]:
         if not math.isfinite(value):
             return "–", 0
-        return say.number(value), round(60 * (value - least) / room)
+        return say.number(value), round(48 * (value - least) / room)
 
     names = [[effect.name for effect in effects.effects[title]] for title in (down, across)]
     rows = [
@@ -272,7 +274,7 @@ def attempts(run: Summary) -> PageTable:
             say.ran_on(bar),
             f"{say.seconds(bar.end - bar.start)} ({say.seconds(bar.expected)})",
             f"{say.gibibytes(bar.peak_memory)} ({say.gibibytes(bar.memory)})",
-            f"{bar.outcome}: {say.shorten(bar.error, 160)}" if bar.error else bar.outcome,
+            f"{bar.outcome}: {shorten(bar.error, 160)}" if bar.error else bar.outcome,
             "; ".join(map(str, bar.waits)),
         )
         for bar in run.bars[:ROWS]
@@ -326,10 +328,13 @@ def _broken(name: str) -> Markup:
     return Markup(re.sub(r"([._])(?=.)", r"\1<wbr>", str(escape(clean(name)))))
 
 
-def plan(run: Summary) -> PageTable:
-    """Return what the plan says."""
-    hidden = ("recipe", "stopped_early")
-    return settings("Plan", _plan_of(run, hidden))
+def plan(run: Summary) -> tuple[PageTable, PageTable]:
+    """Return what the plan says, and apart from it the arguments of training at their defaults."""
+    values = _plan_of(run, ("recipe", "stopped_early"))
+    usual = flat({"params": vars(TrainerParams())})
+    kept = {name: text for name, text in values.items() if usual.get(name) == text}
+    rest = {name: text for name, text in values.items() if name not in kept}
+    return settings("Plan", rest), settings("At their defaults", kept)
 
 
 def _plan_of(run: Summary, hidden: Sequence[str] = ()) -> dict[str, str]:
@@ -386,6 +391,6 @@ def plans(runs: tuple[Summary, Summary], names: tuple[str, str]) -> PageTable:
     for name in dict.fromkeys([*first, *second]):
         pair = [each.get(name, "") for each in (first, second)]
         if pair[0] != pair[1] and name not in _HIDDEN:
-            rows.append((_broken(name), *(say.shorten(text, 400) or "–" for text in pair)))
+            rows.append((_broken(name), *(shorten(text, 400) or "–" for text in pair)))
     columns = [("setting", "name"), *((name, "text") for name in names)]
     return PageTable("What differs in the plans", columns, rows)

@@ -6,8 +6,6 @@ One sentence in one place, so that a figure and the page cannot contradict each 
 from __future__ import annotations
 
 import math
-import re
-import unicodedata
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -21,6 +19,7 @@ from asynckfold.results.utilization import Packing
 from asynckfold.results.verdict import listed, p_value
 from asynckfold.store import Interim
 from asynckfold.system import units
+from asynckfold.system.plain_text import shorten
 from asynckfold.system.units import duration as duration  # for the page
 
 ACCURACY_LOSS = 0.01
@@ -129,7 +128,7 @@ def against(summary: Summary) -> list[str]:
             (pair for pair in pairs if pair.conclusion != "beats"), key=lambda pair: abs(pair.mean)
         )
         lines.append(
-            f"Closest: {close.second if close.first == highest(summary) else close.first}, "
+            f"Closest: {close.second if close.first == summary.ranked[0].name else close.first}, "
             f"{number(abs(close.mean))} less (p = {p_value(close.p)})."
         )
     return lines
@@ -302,45 +301,6 @@ def next_steps(summary: Summary) -> list[str]:
                 f"{number(gap)} apart."
             )
     return steps
-
-
-def shorten(name: str, limit: int) -> str:
-    """Cut the middle out of a name that is too wide; wide letters count twice.
-
-    >>> shorten("a-very-long-model-name/cosine", 16), shorten("漢字漢字漢字", 9)
-    ('a-very-…e/cosine', '漢字…漢字')
-    """
-    if columns_of(name) <= limit:
-        return name
-    head, tail = name[: (limit - 1) // 2], name[-(limit // 2) :]
-    while columns_of(head) > (limit - 1) // 2:
-        head = head[:-1]
-    while columns_of(tail) > limit // 2:
-        tail = tail[1:]
-    return f"{head}…{tail}"
-
-
-def fitted(name: str, limit: int) -> str:
-    """Shorten a name; in one with values of a grid, cut names of parameters before values.
-
-    >>> fitted("lr=0.01, weight_decay=0.001", 24)
-    'lr=0.01, weight_d…=0.001'
-    """
-    parts, keep = name.split(", "), limit
-    while len(parts) > 1 and columns_of(name) > limit and keep:
-        keep -= 1
-        pattern = rf"^([^=]{{{keep}}})[^=]{{2,}}="
-        name = ", ".join(re.sub(pattern, r"\1…=", part) for part in parts)
-    return shorten(name, limit)
-
-
-def columns_of(text: str) -> int:
-    """Return the width of a text in letters; wide letters count twice.
-
-    >>> columns_of("cosine"), columns_of("漢字")
-    (6, 4)
-    """
-    return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
 
 
 def forest_marks(summary: Summary) -> str:

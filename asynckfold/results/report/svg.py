@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 from asynckfold.results.report.sanitize import clean
-from asynckfold.results.report.sentences import fitted, plural
+from asynckfold.results.report.sentences import plural
+from asynckfold.system.plain_text import fitted
 
 # Okabe and Ito (2008), "Color Universal Design": distinct with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F5A00", "#000000")

@@ -73,6 +73,15 @@ def test_no_name_of_a_candidate_is_cut_to_the_same_text(grid: Report) -> None:
     assert all("lr=" in name and "width=" in name for name in names)
 
 
+def test_the_sections_of_a_large_grid_fold(grid: Report, tmp_path: Path) -> None:
+    assert 'class="section"' not in grid.page
+    many = replace(GRID, models=tuple(f"net/width={width}" for width in range(5)))
+    page = report_of(tmp_path / "many", many).page
+    headings = re.findall(r'<details class="section"><summary><h[23] id="(\w+)', page)
+    assert {"effects", "heatmap", "parallel", "folds", "curves", "failures"} <= {*headings}
+    assert not {"ranking", "parameters"} & {*headings}
+
+
 def test_the_headline_is_about_the_best(grid: Report) -> None:
     first, second = grid.numbers["candidates"][:2]
     title = re.findall("<h1>(.*?)</h1>", grid.page)[0].replace("\u00a0", " ")

@@ -17,9 +17,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from asynckfold.results.report import sentences
 from asynckfold.results.report.sanitize import clean
 from asynckfold.results.report.svg import COLOURS, OTHERS
+from asynckfold.system.plain_text import columns_of, fitted
 
 INK, FAINT, GRID = "#1c2330", "#5b6472", "#e3e6eb"
 SHOWN, WIDTH_INCHES = 40, 7.6
@@ -86,7 +86,7 @@ def fonts() -> tuple[str, ...]:
 
 def plotted(text: str, limit: int = 30) -> str:
     """Return text on one line, its middle cut out if it is long."""
-    return sentences.fitted(" ".join(clean(text, 4096).split()), limit)
+    return fitted(" ".join(clean(text, 4096).split()), limit)
 
 
 def new_figure(height_inches: float, title: str) -> Figure:
@@ -133,7 +133,7 @@ def add_legend(place: Figure | Axes, names: Mapping[str, int], *, lines: bool) -
     if isinstance(place, Axes):
         place.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
         return
-    longest = max((sentences.columns_of(label) for _, label in labels), default=1)
+    longest = max((columns_of(label) for _, label in labels), default=1)
     columns = max(1, min(4, len(handles), 110 // (longest + 6)))
     place.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=8)
 
