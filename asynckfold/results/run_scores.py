@@ -331,10 +331,12 @@ def times_of(results: RunScores) -> dict[str, AgainstSerial]:
 def _race_sentence(plan: Plan, results: Mapping[str, Result]) -> str:
     """Say what a race saved."""
     spared, used, seconds = 0, 0, list[float]()
+    left_out: dict[str, list[int]] = {}
+    for job in plan.jobs:
+        if (item := results.get(job.id)) is not None and item.status == CANCELLED:
+            left_out.setdefault(job.candidate, []).append(item.attempt)
     for row in candidates(plan, results):
-        jobs = [job for job in plan.jobs if job.candidate == row.name]
-        ended = [item for job in jobs if (item := results.get(job.id)) is not None]
-        attempts = [item.attempt for item in ended if item.status == CANCELLED]
+        attempts = left_out.get(row.name, [])
         spared += attempts.count(0)
         used += len(attempts) - attempts.count(0)
         known = row.fit_seconds[~np.isnan(row.fit_seconds)]

@@ -208,13 +208,14 @@ def loss_over_time(
     """Return a pair of lines for each candidate with epochs, over the jobs that both trained."""
     recorded = outcome.baseline.epochs if outcome.baseline else {}
     lines, (plan, results) = [], outcome.whole
+    inner: dict[str, list[float]] = {}
+    for job in plan.jobs:
+        if job.inner is not None and (result := results.get(job.id)) is not None:
+            inner.setdefault(job.candidate, []).extend(item.seconds for item in result.epochs)
     for name, jobs in _with_epochs(outcome).items():
         packed = [_line(outcome, job) for job in jobs]
         serial = [recorded.get(job.id, ()) for job in jobs]
-        spent = math.fsum(line[-1][0] for line in packed)
-        inner = (job for job in plan.jobs if job.candidate == name and job.inner is not None)
-        ended = filter(None, (results.get(job.id) for job in inner))
-        spent += math.fsum(epoch.seconds for item in ended for epoch in item.epochs)
+        spent = math.fsum([*(line[-1][0] for line in packed), *inner.get(name, ())])
         theirs = list(filter(None, serial))
         ours = [line for line, other in zip(packed, serial, strict=True) if other] or packed
         scale = times[name].packed_seconds / spent if spent else math.nan
