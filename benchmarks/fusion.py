@@ -24,7 +24,7 @@ CASES = (
 
 
 def main() -> None:
-    """Time both ways for each model, by 5 and by 10 jobs."""
+    """Time both ways for each model, by 5, 10 and 20 jobs."""
     parsed = arguments(__doc__, 3, "--device")
     device, epochs = parsed.device, 2 if parsed.quick else 5
     table = Table(f"What fusing brings: {device}", "model | jobs | plain ms | fused ms | ratio")
@@ -32,7 +32,8 @@ def main() -> None:
         data = noisy_patterns(shape, samples // (2 if parsed.quick else 1))
         folds, params = folds_of(data[1]), {"epochs": epochs, "save_checkpoint_frequency": epochs}
         steps = epochs * len(folds[0][0]) / BATCH
-        for rules in (["constant"], {"one": "constant", "two": "constant"}):
+        for count in (1, 2, 4):
+            rules = {f"rate {number}": "constant" for number in range(count)}
             times: dict[bool, list[float]] = {False: [], True: []}
             for _ in range(parsed.turns):
                 for fuse, ms in times.items():

@@ -349,7 +349,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--data": {"type": Path, "metavar": "DIR", "help": "torchvision's data sets; else generated"},
     "--device": {"choices": ("cpu", "cuda"), "default": "cpu", "help": "where jobs train"},
     "--peers": {"action": "store_true", "help": "also skorch and Ray, where installed"},
-    "--picture": {"type": Path, "metavar": "FILE", "help": "draw cores against speedup"},
+    "--picture": {"type": Path, "metavar": "FILE", "help": "draw the result, too"},
 }
 
 

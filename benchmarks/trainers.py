@@ -7,11 +7,13 @@ greatest. *Jobs at once* are independent jobs, each on a core of its own: the th
 cores for processes that share nothing. *Parts* are what each process of averaging trains on before
 the clones are averaged, as a share of what it would have without overlap. A DBN is pretrained
 before its epochs, untimed. Accuracies of hogwild and parameter_server differ from run to run.
+``--picture FILE`` draws the training loss of the last turn against seconds.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -87,12 +89,13 @@ def ways_for(samples: int) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
 
 
 class Outcome(NamedTuple):
-    """Samples per second, seconds and epochs to the target, and final accuracy."""
+    """Samples per second, seconds and epochs to the target, final accuracy, losses by seconds."""
 
     speed: float
     seconds: float
     epochs: float
     accuracy: float
+    losses: Sequence[tuple[float, float]]
 
 
 def trained(
@@ -113,17 +116,34 @@ def trained(
         for number, (end, epoch) in enumerate(zip(ends, job.epochs, strict=True), 1):
             if (epoch.accuracy or 0) >= work.target and end < seconds:
                 seconds, epochs = end, number
-    return Outcome(speed, seconds, epochs, max(job.scores["accuracy"] for job in results.values()))
+        losses = [(end, epoch.train_loss) for end, epoch in zip(ends, job.epochs, strict=True)]
+    accuracy = max(job.scores["accuracy"] for job in results.values())
+    return Outcome(speed, seconds, epochs, accuracy, losses)
+
+
+def draw(losses: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], path: Path) -> None:
+    """Draw seconds against the training loss of each way, by model."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((4.5 * len(losses), 4), layout="constrained")
+    panels = figure.subplots(1, len(losses), squeeze=False)[0]
+    for axes, (model, by_way) in zip(panels, losses.items(), strict=True):
+        for way, points in by_way.items():
+            axes.plot(*zip(*points, strict=True), "--" if "plain" in way else "-", label=way)
+        axes.set(title=model, xlabel="seconds", ylabel="training loss", yscale="log")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.savefig(path)
 
 
 def main() -> None:
     """Train each model in each way, in turns."""
-    parsed = arguments(__doc__, 5, "--data")
+    parsed = arguments(__doc__, 5, "--data", "--picture")
     table = Table(
         "What more cores for one model bring",
         "model | trainer | processes | samples/s | speed against one | from | to | target | "
         "seconds to it | epochs to it | time against one | accuracy",
     )
+    losses: dict[str, dict[str, Sequence[tuple[float, float]]]] = {}
     for work in WORKS:
         work = work._replace(samples=work.samples // (6 if parsed.quick else 1))
         samples = normalised_images(work.size, work.samples, parsed.data)
@@ -135,6 +155,7 @@ def main() -> None:
             }
             for _ in range(parsed.turns)
         ]
+        losses[work.name] = {way: outcome.losses for way, outcome in turns[-1].items()}
         for way, (settings, _) in ways.items():
             # Within one turn: the speed of a machine changes from minute to minute.
             speeds = [turn[way].speed / turn["plain"].speed for turn in turns]
@@ -153,6 +174,8 @@ def main() -> None:
             )
     origin = "MNIST" if parsed.data else "digits of scikit-learn, enlarged"
     table.print(f"Medians of {parsed.turns} turns; {origin}. –: the target was not reached.")
+    if parsed.picture:
+        draw(losses, parsed.picture)
 
 
 if __name__ == "__main__":

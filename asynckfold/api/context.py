@@ -13,6 +13,7 @@ from asynckfold.api.arguments import Settings
 from asynckfold.api.display import Display
 from asynckfold.api.score_checks import ranked
 from asynckfold.errors import OUT_OF_TIME, InterruptedRunError, Problem, refuse
+from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.criteria import is_factory
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.digests.run import Digest
@@ -250,11 +251,14 @@ def look_into(call: Call) -> Iterator[Call]:
 
 def _continue(call: Call, reader: RunReader) -> None:
     """Take up a run: its plan, and its names of the same parts."""
-    call.stored, call.before = reader.plan, decided_of(reader)
+    call.stored, call.before, pairs_here = reader.plan, decided_of(reader), call.grid.pairs
     call.grid = call.grid.continuing(
         {name for job in reader.plan.jobs for name in (job.model, job.lr_schedule)}
     )
     if call.grid.renamed:
+        for here, there in zip(pairs_here, call.grid.pairs, strict=True):
+            if call.settings.refit == candidate_name(*here):
+                call.settings = replace(call.settings, refit=candidate_name(*there))
         call.recipe = make_recipe(call.settings, call.grid, call.recipe.opt_fn)
         pairs = ", ".join(f"{name} is {known}" for name, known in call.grid.renamed.items())
         call.notes.append(f"of this run, since further values are defaults: {pairs}")

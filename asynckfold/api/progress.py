@@ -20,9 +20,6 @@ from asynckfold.jobs.result import DONE, ENDED, Epoch, Result, counts_line
 from asynckfold.system.plain_text import columns_of, fitted
 from asynckfold.system.units import duration
 
-ANY = 1 << 20
-"""Columns of a line that may be as long as it likes."""
-
 NAME_COLUMNS = 16
 """Least width of a name whose line is shortened."""
 
@@ -162,7 +159,7 @@ class SweepProgress:
     def _steps_of(self, name: str) -> int:
         return self._batches[name] * self.plan.params.epochs
 
-    def best(self, columns: int = ANY) -> str:
+    def best(self, columns: int = 1 << 20) -> str:
         """Return the candidate with the highest mean, among those with the most folds."""
         metric, scores = self.plan.scoring[0], dict[str, list[float]]()
         for result in self.results.values():
@@ -210,7 +207,7 @@ class SweepProgress:
         text = f"{duration(elapsed)} elapsed"
         return text if left is None or self.is_over else f"{text}, {duration(left)} left"
 
-    def lines(self, columns: int = ANY) -> list[str]:
+    def lines(self, columns: int = 1 << 20) -> list[str]:
         """Return a line for each placement that runs, in the order of the plan."""
         order = {name: place for place, name in enumerate(self._jobs)}
         items = sorted(self.placements, key=lambda item: order[item.placement.jobs[0]])

@@ -147,9 +147,11 @@ def sgd(model: nn.Module, lr: float = 0.1, momentum: float = 0.0) -> torch.optim
     return torch.optim.SGD(model.parameters(), lr, momentum)
 
 
-def searched(root: Path, **params: list[Any]) -> CVResults:
+def searched(root: Path, refit: bool | str = False, **params: list[Any]) -> CVResults:
     settings = {"verbose": 0, "report": False, "threads_per_job": 1, "fuse": False}
-    kfold = AsyncKFold(3, samples(), root, nn.CrossEntropyLoss(), 10, False, **settings)
+    kfold = AsyncKFold(
+        3, samples(), root, nn.CrossEntropyLoss(), 10, False, refit=refit, **settings
+    )
     return kfold({"net": layered}, ["constant"], sgd, {"epochs": 1}, params=params)
 
 
