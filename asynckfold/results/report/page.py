@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _FOLDER = Path(__file__).parent
 
 # Spaces at which a line must not break.
-_TIED = re.compile(r"(?<=\d) (?=[%±MG])|(?<=\bp) (?=[=<] )|(?<=[=±<]) (?=\d)|(?<=\bto) (?=-?\d)")
+_TIED = re.compile(r"(?<=\d) (?=%|[MG]iB)|(?<=\bp) (?=[=<] )|(?<=[=±<]) (?=\d)|(?<=\bto) (?=-?\d)")
 
 
 @dataclass(frozen=True)
@@ -211,6 +211,6 @@ def _together(text: str) -> str:
     """Keep a number on one line with its sign and unit.
 
     >>> _together("0.94 ± 0.01 (p = 0.2; 95 % interval 1 to 2)").replace("\\u00a0", "~")
-    '0.94~±~0.01 (p~=~0.2; 95~% interval 1 to~2)'
+    '0.94 ±~0.01 (p~=~0.2; 95~% interval 1 to~2)'
     """
     return text if isinstance(text, Markup) else _TIED.sub("\u00a0", text)
