@@ -245,7 +245,8 @@ class Settings(MachineArguments, JobTrainer):
         dict or a tuple of several: the model gets them by name or by position if it takes them so.
         Of one array alone the input is the target, see `task`. Or a table in a file, as on the
         command line: ``"csv:PATH"`` or ``"npz:PATH"``. Its last column is the target, numbers if
-        criterion or `task` say so, and `preprocess` standardises its features by default.
+        criterion or `task` say so, and `preprocess` standardises its features by default; one that
+        takes columns by name gets a DataFrame.
     root_dir : str or Path
         Folder of the run. The same call on the same folder continues the run. A call with other
         arguments, data or code is refused and names what changed. The command line names a new
@@ -581,13 +582,17 @@ class Settings(MachineArguments, JobTrainer):
 
     def _of_file(self, spec: str) -> dict[str, Any]:
         """Return the arguments that a table in a file stands for."""
-        from asynckfold.data.sources import load_source
+        from asynckfold.data.sources import load_frame, load_source
+        from asynckfold.data.table_codes import names_columns
 
         if spec.partition(":")[0] not in ("csv", "npz"):
             rule = "dataset must be a table in a file, a torch Dataset, or arrays"
             raise InputError.one(rule, repr(spec), "Pass for instance 'csv:table.csv'.")
         known = self.known_criterion
         regression = self.task == REGRESSION or (known is not None and known.targets == NUMBERS)
+        if spec.startswith("csv:") and names_columns(self.preprocess):
+            about = {"data": spec} | dict(self.about or {})
+            return {"dataset": load_frame(spec, regression=regression), "about": about}
         source = load_source(spec, regression=regression)
         about = {"data": source.text, **({"data notes": [*source.notes]} if source.notes else {})}
         values = {"dataset": source.dataset, "about": about | dict(self.about or {})}

@@ -115,6 +115,29 @@ def test_each_fold_is_fitted_on_its_training_part_as_by_hand(
         of("table", TABLE.assign(town=TABLE.town.where(ROWS != 5, "w")))
 
 
+@pytest.mark.parametrize("criterion", [nn.MSELoss(), nn.CrossEntropyLoss()])
+def test_a_file_is_a_table_for_a_preprocess_by_names(tmp_path: Path, criterion: Any) -> None:
+    path, columns = tmp_path / "homes.csv", make_column_transformer(*PARTS)
+    count = 1 if isinstance(criterion, nn.MSELoss) else 3
+    y = SCALED if count == 1 else TABLE["size"].to_numpy()
+    TABLE.drop(columns="day").round(3).assign(y=y).to_csv(path, index=False)
+    table, settings = pd.read_csv(path).drop(columns="y"), {"preprocess": columns}
+    net = linear(columns.fit_transform(table, y).shape[1], count)
+    both = [
+        swept(tmp_path / str(type(X)), X, y, net, criterion=criterion, **settings)
+        for X in (f"csv:{path}", table)
+    ]
+    assert len({results.fingerprint for results in both}) == 1
+    assert len({str(results.ensemble().predict(table)) for results in both}) == 1
+    for text, message in (
+        ("1,2\n3,4\n", "needs a file whose first row names them: received .*without a header"),
+        ("a,b\n1,2\n3,\n", "target column 'b' must have no missing labels: received 1 missing"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InputError, match=message):
+            swept(tmp_path / "run", f"csv:{path}", None, net, **settings)
+
+
 def test_predictions_take_a_table_by_the_names_of_its_columns(tmp_path: Path) -> None:
     results = swept(tmp_path / "run", TABLE, SCALED, linear(5), preprocess=ENCODED)
     results.ensemble().save(tmp_path / "net.safetensors")

@@ -98,10 +98,7 @@ def told(record: Callable[[str, object], None], ran: int, all_points: int) -> No
 
 
 def test_a_kill_at_any_call_loses_no_acknowledged_result(
-    traced: Nursery,
-    tmp_path: Path,
-    golden: str,
-    record_property: Callable[[str, object], None],
+    traced: Nursery, tmp_path: Path, golden: str, record_property: Callable[[str, object], None]
 ) -> None:
     every = traced.points(tmp_path / "undisturbed")
     points = chosen(every, 12)
@@ -117,10 +114,7 @@ def test_a_kill_at_any_call_loses_no_acknowledged_result(
 
 @pytest.mark.nightly
 def test_killed_in_five_recoveries_in_a_row(
-    traced: Nursery,
-    tmp_path: Path,
-    golden: str,
-    record_property: Callable[[str, object], None],
+    traced: Nursery, tmp_path: Path, golden: str, record_property: Callable[[str, object], None]
 ) -> None:
     every = traced.points(tmp_path / "undisturbed")
     generator = random.Random(SEED)

@@ -16,15 +16,7 @@ import numpy as np
 import pytest
 
 from asynckfold import RunHeldError, RunStore, StorageError, StoreCorruptError
-from tests.records import (
-    FIRST,
-    MANY,
-    begin,
-    finish,
-    first_line,
-    make_result,
-    other_process,
-)
+from tests.records import FIRST, MANY, begin, finish, first_line, make_result, other_process
 from tests.records import PLAN as SMALL
 from tests.size import NIGHTLY
 
@@ -109,9 +101,7 @@ def test_one_of_twenty_concurrent_holders_wins(tmp_path: Path) -> None:
             assert f"{root} is held by process {pid} on {os.uname().nodename} since 20" in line
 
 
-def test_a_stale_lock_file_is_taken_over(
-    root: Path,
-) -> None:
+def test_a_stale_lock_file_is_taken_over(root: Path) -> None:
     root.mkdir()
     with subprocess.Popen(["sleep", "60"]) as stranger:
         (root / "run.lock").write_text(f'{{"pid": {stranger.pid}, "host": "x", "started": "y"}}')

@@ -352,11 +352,7 @@ class AroundTheAnswer(InForward):
 @pytest.mark.nightly(but=["True"])
 @pytest.mark.parametrize("after", [False, True])
 def test_a_death_around_the_answer_recomputes_nothing(
-    root: Path,
-    tmp_path: Path,
-    marks: Path,
-    close_workers: Callable[[], None],
-    after: bool,
+    root: Path, tmp_path: Path, marks: Path, close_workers: Callable[[], None], after: bool
 ) -> None:
     models = {"Acts": lambda: AroundTheAnswer(marks / "acted", after), "Tiny": Tiny}
     results = run(root, models)

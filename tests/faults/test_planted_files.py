@@ -107,6 +107,9 @@ def planted(
     return put
 
 
+Act = Callable[[Path], None]
+
+
 def untouched(outside: Path) -> bool:
     return [(path.name, path.read_text()) for path in outside.iterdir()] == [("canary", "mine")]
 
@@ -116,11 +119,7 @@ def untouched(outside: Path) -> bool:
     ("name", "act"), [(name, act) for name, acts in REFUSED.items() for act in acts]
 )
 def test_it_is_refused_by_its_name_in_one_line(
-    planted: Callable[[str], Path],
-    root: Path,
-    outside: Path,
-    name: str,
-    act: Callable[[Path], None],
+    planted: Callable[[str], Path], root: Path, outside: Path, name: str, act: Act
 ) -> None:
     place = planted(name)
     before = place.lstat()
@@ -138,11 +137,7 @@ def test_it_is_refused_by_its_name_in_one_line(
     ("name", "act"), [("report/index.html", report), ("oof/A-cosine.npz", out_of_fold)]
 )
 def test_where_a_file_is_replaced_the_plant_goes(
-    planted: Callable[[str], Path],
-    root: Path,
-    outside: Path,
-    name: str,
-    act: Callable[[Path], None],
+    planted: Callable[[str], Path], root: Path, outside: Path, name: str, act: Act
 ) -> None:
     place = planted(name)
     act(root)

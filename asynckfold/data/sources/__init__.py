@@ -39,7 +39,13 @@ from asynckfold.data.sources.source import (
     balanced_subset,
     limited,
 )
-from asynckfold.data.sources.tables import column_words, csv_samples, read_table, table_source
+from asynckfold.data.sources.tables import (
+    column_words,
+    csv_samples,
+    read_frame,
+    read_table,
+    table_source,
+)
 from asynckfold.data.sources.text_files import HEADER_CHOICES
 from asynckfold.errors import InputError, Problem, nearest, refuse
 
@@ -53,6 +59,7 @@ __all__ = [
     "column_words",
     "image_transform",
     "inspect",
+    "load_frame",
     "load_samples",
     "load_source",
 ]
@@ -130,6 +137,12 @@ def load_source(
     word, place = _checked(spec, data_root, choice, limit)
     source = _load(spec, word, place, download, choice)
     return source if limit is None else limited(source, limit, random_state)
+
+
+def load_frame(spec: str, *, regression: bool = False) -> tuple[Any, Any]:
+    """Return the features of a ``csv:`` as a DataFrame, and its last column, see `read_frame`."""
+    choice = TableOptions(regression=regression)
+    return read_frame(_checked(spec, Path(), choice, None)[1], choice)
 
 
 def load_samples(

@@ -74,18 +74,8 @@ def read_table(name: str, path: Path, choice: TableOptions) -> Inspection:
     chosen = chosen_columns(head, choice, target)
     as_text = {target, *chosen[CATEGORY], *chosen[GROUPS], *chosen[FOLDS]}
     cells = _rows(path, head, sorted(as_text))
-    what, labels = label(head.name(target)), cells[target]
-    resolve = numbers_of if choice.regression else classes_of
-    names, targets, problems, notes = resolve(what, labels.dropna().str.strip().tolist())
-    if len(missing := np.flatnonzero(labels.isna())):
-        remedy = "Drop these rows first, or spell the name out if NA is one. Rows count from 1, "
-        problems = [
-            Problem(
-                f"target {what} must have no missing labels",
-                f"{len(missing)} missing, first in row {missing[0] + 1}",
-                f"{remedy}without the header.",
-            )
-        ]
+    what = label(head.name(target))
+    names, targets, problems, notes = _target_of(what, cells[target], choice)
     shown = ", ".join(name[:_SHOWN_LETTERS] for name in names[:_SHOWN_CLASSES])
     more = f" … {len(names)} in all" if len(names) > _SHOWN_CLASSES else ""
     first = "the first row is the header" if head.has_header else "no header"
@@ -102,11 +92,46 @@ def read_table(name: str, path: Path, choice: TableOptions) -> Inspection:
         (names, targets, problems, notes),
         second_meanings(path, head, cells),
     )
-    columns = list(table.columns)
+    columns, missing = list(table.columns), int(cells[target].isna().sum())
     different, kind = len(np.unique(targets)), "float64" if choice.regression else NAMES
-    column = Column(head.name(target), TARGET, kind, missing=len(missing), different=different)
+    column = Column(head.name(target), TARGET, kind, missing=missing, different=different)
     columns.insert(target, column)
     return replace(table, columns=tuple(columns))
+
+
+def _target_of(what: str, labels: Any, choice: TableOptions) -> ClassesOf:
+    """Return names, targets, problems and notes of the column of labels."""
+    resolve = numbers_of if choice.regression else classes_of
+    names, targets, problems, notes = resolve(what, labels.dropna().str.strip().tolist())
+    if len(missing := np.flatnonzero(labels.isna())):
+        remedy = "Drop these rows first, or spell the name out if NA is one. Rows count from 1, "
+        problems = [
+            Problem(
+                f"target {what} must have no missing labels",
+                f"{len(missing)} missing, first in row {missing[0] + 1}",
+                f"{remedy}without the header.",
+            )
+        ]
+    return names, targets, problems, notes
+
+
+def read_frame(path: Path, choice: TableOptions) -> tuple[Any, npt.NDArray[Any]]:
+    """Return features as a DataFrame for a `preprocess` that takes columns by name, and the target.
+
+    Text, dates and gaps stay as pandas reads them; targets are the last column: numbers or names of
+    classes. Raises `InputError` where the file has no header, or not a target for each row.
+    """
+    head = read_head(path, choice.header)
+    refuse(_default_target_problems(head, choice.target))
+    if not head.has_header:
+        rule = "a preprocess that takes columns by name needs a file whose first row names them"
+        raise InputError.one(rule, f"{path}, without a header", "Write one, or take positions.")
+    last = len(head.names) - 1
+    cells = read_cells(path, head, [last])
+    names, targets, problems, _ = _target_of(label(head.name(last)), cells[last], choice)
+    refuse(problems)
+    frame = cells.drop(columns=last).set_axis(head.columns[:-1], axis=1)
+    return frame, targets if choice.regression else np.array(names)[targets]
 
 
 def judged_table(
