@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from asynckfold.api.arguments import Settings
 from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.jobs.candidate_names import base_of, values_of
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.recipe import Recipe, named_models
 from asynckfold.jobs.result import Result
@@ -37,8 +38,8 @@ def load_results(
     error_score : float
         Score of a failed job.
     models : as for `AsyncKFold`, optional
-        Models of the run under their names there, which with a grid hold its values
-        (``"net/width=64"``): ``results.model()`` gets their trained weights.
+        Models of the run under their names: ``results.model()`` gets their trained weights. With a
+        grid they get its values as keywords, as in the call; of a value that has a name, the name.
 
     Returns
     -------
@@ -110,7 +111,7 @@ def load_results(
         folder = refit_folder(root, candidate.model, candidate.lr_schedule)
         if not (folder / "run.db").is_file():
             return None
-        mine = {name: make for name, make in named.items() if name == candidate.model}
+        mine = {name: make for name, make in named.items() if name == base_of(candidate.model)}
         with RunStore.read(folder) as reader:
             return load_results(reader, error_score, models=mine or None)
 
@@ -128,10 +129,10 @@ def load_results(
 def _models_of(plan: Plan, models: Any) -> dict[str, Callable[[], Any]]:
     """Return factories of models of a run by their names in it."""
     named, problems, _ = named_models(models)
-    known = dict.fromkeys(model for model, _ in plan.candidates)
-    for name in named.keys() - known.keys():
+    names = dict.fromkeys(base_of(model) for model, _ in plan.candidates)
+    for name in named.keys() - names.keys():
         rule = "models must have the names that they have in the run"
-        problems.append(Problem(rule, repr(name), f"They are {', '.join(known)}."))
+        problems.append(Problem(rule, repr(name), f"They are {', '.join(names)}."))
     refuse(problems)
     return named
 
@@ -140,15 +141,20 @@ def _with_modules(results: CVResults, models: Mapping[str, Callable[[], Any]]) -
     """Return results that put trained weights into these models."""
     import torch
 
-    recipe = Recipe(models, {}, len, len)  # nothing is trained
+    bound = {
+        model: functools.partial(make, **values) if (values := values_of(model)) else make
+        for model in dict.fromkeys(model for model, _ in results.plan.candidates)
+        if (make := models.get(base_of(model)))
+    }
+    recipe = Recipe(bound, {}, len, len)  # nothing is trained
     default_dtype = torch.get_default_dtype()
 
     def build(job: Job) -> Any:
         from asynckfold.api.fold_models import trained_model
 
-        if job.model not in models:
+        if job.model not in bound:
             rule = "models must hold the model of the candidate"
-            raise InputError.one(rule, ", ".join(models), f"Pass {job.model}, too.")
+            raise InputError.one(rule, ", ".join(models), f"Pass {base_of(job.model)}, too.")
         return trained_model(results, recipe, default_dtype, job)
 
     return replace(results, _build_model=build)

@@ -198,3 +198,10 @@ def test_stored_weights_predict_without_the_data(root: Path) -> None:
         results.model("Tiny/constant")
     with pytest.raises(InputError, match=r"received 'other'\. They are Tiny, linear"):
         load_results(root, models={"other": Tiny})
+
+
+def test_stored_weights_of_a_grid_go_into_models_of_its_values(root: Path) -> None:
+    made, rows = searched(root, True, width=[4, 8]), torch.from_numpy(samples()[0][:5])
+    results = load_results(root, models={"net": layered})
+    for name, fold in [*((row.name, 0) for row in made.candidates), (None, "all")]:
+        assert torch.equal(*(each.model(name, fold)(rows) for each in (made, results)))
