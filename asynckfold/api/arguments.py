@@ -591,8 +591,9 @@ class Settings(MachineArguments, JobTrainer):
         known = self.known_criterion
         regression = self.task == REGRESSION or (known is not None and known.targets == NUMBERS)
         if spec.startswith("csv:") and names_columns(self.preprocess):
-            about = {"data": spec} | dict(self.about or {})
-            return {"dataset": load_frame(spec, regression=regression), "about": about}
+            *data, notes = load_frame(spec, regression=regression)
+            about = {"data": spec, **({"data notes": notes} if notes else {})}
+            return {"dataset": tuple(data), "about": about | dict(self.about or {})}
         source = load_source(spec, regression=regression)
         about = {"data": source.text, **({"data notes": [*source.notes]} if source.notes else {})}
         values = {"dataset": source.dataset, "about": about | dict(self.about or {})}

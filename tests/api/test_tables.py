@@ -131,6 +131,7 @@ def test_a_file_is_a_table_for_a_preprocess_by_names(tmp_path: Path, criterion: 
     assert len({str(results.ensemble().predict(table)) for results in both}) == 1
     for text, message in (
         ("1,2\n3,4\n", "needs a file whose first row names them: received .*without a header"),
+        ("a,b\n007,2\n11,3\n", "leading zeros may be codes: received '007' in 'a'"),
         ("a,b\n1,2\n3,\n", "target column 'b' must have no missing labels: received 1 missing"),
     ):
         path.write_text(text)

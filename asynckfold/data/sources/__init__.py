@@ -139,8 +139,8 @@ def load_source(
     return source if limit is None else limited(source, limit, random_state)
 
 
-def load_frame(spec: str, *, regression: bool = False) -> tuple[Any, Any]:
-    """Return the features of a ``csv:`` as a DataFrame, and its last column, see `read_frame`."""
+def load_frame(spec: str, *, regression: bool = False) -> tuple[Any, Any, list[str]]:
+    """Return a ``csv:`` as features in a DataFrame, targets, and notes, see `read_frame`."""
     choice = TableOptions(regression=regression)
     return read_frame(_checked(spec, Path(), choice, None)[1], choice)
 

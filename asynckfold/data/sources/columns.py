@@ -71,9 +71,8 @@ _MISSING, _RANGE, _PLAIN, _ZEROS, _MANY, _OTHER = (
 _REMEDIES = {
     _MISSING: (
         "Fill these cells or drop the rows first, or leave the column out with --drop; in Python, "
-        "pass a preprocess that takes columns by name and fills them, such as "
-        "make_column_transformer((SimpleImputer(), ['age'])). Rows count from 1, without the "
-        "header."
+        "a preprocess may fill columns that it takes by name, such as make_column_transformer("
+        "(SimpleImputer(), ['age'])). Rows count from 1, without the header."
     ),
     _RANGE: "Replace these cells, rescale the column, or leave it out with --drop.",
     _PLAIN: (

@@ -42,6 +42,7 @@ from asynckfold.data.sources.columns import (
 )
 from asynckfold.data.sources.source import TABLE, Inspection, Samples, Source, TableOptions
 from asynckfold.data.sources.text_files import (
+    LEADING_ZERO,
     ClassesOf,
     Head,
     class_indices,
@@ -104,34 +105,34 @@ def _target_of(what: str, labels: Any, choice: TableOptions) -> ClassesOf:
     resolve = numbers_of if choice.regression else classes_of
     names, targets, problems, notes = resolve(what, labels.dropna().str.strip().tolist())
     if len(missing := np.flatnonzero(labels.isna())):
-        remedy = "Drop these rows first, or spell the name out if NA is one. Rows count from 1, "
-        problems = [
-            Problem(
-                f"target {what} must have no missing labels",
-                f"{len(missing)} missing, first in row {missing[0] + 1}",
-                f"{remedy}without the header.",
-            )
-        ]
+        rule, first = f"target {what} must have no missing labels", missing[0] + 1
+        remedy = "Drop these rows, or spell the name out if NA is one. Row 1 is the first sample."
+        problems = [Problem(rule, f"{len(missing)} missing, first in row {first}", remedy)]
     return names, targets, problems, notes
 
 
-def read_frame(path: Path, choice: TableOptions) -> tuple[Any, npt.NDArray[Any]]:
-    """Return features as a DataFrame for a `preprocess` that takes columns by name, and the target.
+def read_frame(path: Path, choice: TableOptions) -> tuple[Any, npt.NDArray[Any], list[str]]:
+    """Return features as a DataFrame, as pandas reads them; the last column, (n,); and notes.
 
-    Text, dates and gaps stay as pandas reads them; targets are the last column: numbers or names of
-    classes. Raises `InputError` where the file has no header, or not a target for each row.
+    Raises `InputError` without a header or all targets, or where a code would lose its zeros.
     """
     head = read_head(path, choice.header)
     refuse(_default_target_problems(head, choice.target))
     if not head.has_header:
         rule = "a preprocess that takes columns by name needs a file whose first row names them"
         raise InputError.one(rule, f"{path}, without a header", "Write one, or take positions.")
-    last = len(head.names) - 1
+    last, remedy = len(head.names) - 1, "Read codes by pandas with dtype=str, and pass (X, y)."
     cells = read_cells(path, head, [last])
-    names, targets, problems, _ = _target_of(label(head.name(last)), cells[last], choice)
+    names, targets, problems, notes = _target_of(label(head.name(last)), cells[last], choice)
+    rule, every = "numbers with leading zeros may be codes", second_meanings(path, head, cells)
+    problems += [
+        Problem(rule, f"{number!r} in {head.name(at)!r}", remedy)
+        for at, number in every.items()
+        if LEADING_ZERO.match(number)
+    ]
     refuse(problems)
     frame = cells.drop(columns=last).set_axis(head.columns[:-1], axis=1)
-    return frame, targets if choice.regression else np.array(names)[targets]
+    return frame, targets if choice.regression else np.array(names)[targets], notes
 
 
 def judged_table(
