@@ -45,6 +45,7 @@ from asynckfold.planning.forecast import Forecast
 from asynckfold.results.audit import unlearned
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.out_of_fold import without_outputs
+from asynckfold.system import background
 from asynckfold.system.files import make_folder, slug, write_whole
 from asynckfold.system.signals import listening
 
@@ -252,7 +253,7 @@ class AsyncKFold:
             installed outside the main thread, or for a signal that the host handles or ignores.
         """
         call = check(self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter)
-        with leave_report(self.settings), hold_run(call):
+        with background.held(), leave_report(self.settings), hold_run(call):
             with call.until_out_of_time():
                 open_data(call)
                 dry_run(call)

@@ -1,33 +1,96 @@
 """Work that a call leaves to a process beside it, such as drawing; the exit waits for it.
 
-A thread would not do: it and the caller's code would wait for the interpreter's lock in turns.
-The process gives way to others, ignores Ctrl-C, and ends with its work, also if its parent is gone.
+::
+
+    this process   ┤ call ├   ┤ call ├ pause ┤
+    beside it             └ waits ────────────┼ both drawings ┤
+
+A thread would not do: it and the caller's code would wait for the interpreter's lock in turns. The
+process begins once no call has followed for a moment, or this process is gone: it takes no core
+from the jobs of a next call. It gives way to others, ignores Ctrl-C, and ends with its work.
 """
 
 from __future__ import annotations
 
 import atexit
+import base64
 import contextlib
+import importlib
+import itertools
 import json
 import os
 import subprocess
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-
-from asynckfold.system.file_descriptors import nameless_file
 
 NICE = 3
 """Half the share of others: callers get more of a busy machine, and an exit waits little longer."""
 
-_running: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
-"""By key, with what the exit says if it fails."""
+PAUSE_SECONDS = 0.5
+"""After a call; a loop of calls makes the next one in less."""
+
+
+class _Beside:
+    """The processes beside this one: that which gets work, and those that do it."""
+
+    def __init__(self) -> None:
+        self.waiting: subprocess.Popen[bytes] | None = None
+        self.works: dict[str, tuple[subprocess.Popen[bytes], str]] = {}  # with what to say, by key
+        self.calls = 0
+        self.timer = threading.Timer(0.0, self.let_go)
+        self.lock = threading.RLock()
+
+    def change(self, calls: int) -> None:
+        """Note that calls have begun or ended; what waits begins a pause after the last one."""
+        with self.lock:
+            self.calls += calls
+            self.timer.cancel()
+            if self.waiting and not self.calls:
+                self.timer = threading.Timer(PAUSE_SECONDS, self.let_go)
+                self.timer.daemon = True
+                # Without a thread, it begins at the exit.
+                with contextlib.suppress(RuntimeError):
+                    self.timer.start()
+
+    def let_go(self, *, at_once: bool = False) -> None:
+        """Let the process that waits begin, unless a call goes on."""
+        with self.lock:
+            self.timer.cancel()
+            if at_once or not self.calls:
+                self.send(None)
+                self.waiting = None
+
+    def send(self, work: object) -> None:
+        """Send work, or None: it may begin."""
+        pipe = self.waiting and self.waiting.stdin
+        # If it was killed, the exit says so.
+        with contextlib.suppress(OSError):
+            if pipe:
+                pipe.write(json.dumps(work).encode() + b"\n")
+                pipe.flush()
+
+
+_beside = _Beside()
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Begin nothing while a call goes on: its jobs may need all cores."""
+    _beside.change(1)
+    try:
+        yield
+    finally:
+        _beside.change(-1)
 
 
 def start(module: str, data: bytes, key: str, complaint: str) -> None:
-    """Call ``run(data)`` of a module in a new process, unless one is at work for the key.
+    """Call ``run(data)`` of a module in a process beside this one, unless one has the key.
 
-    If it fails, the exit warns with the complaint and the last line of the traceback.
+    If it fails, the exit warns with the complaint and the error.
 
     Raises
     ------
@@ -35,53 +98,73 @@ def start(module: str, data: bytes, key: str, complaint: str) -> None:
         No process can be started.
     """
     running()
-    if key in _running:
-        return
-    path = [str(Path(name).absolute()) for name in sys.path]
-    code = (
-        f"import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.nice({NICE}); "
-        f"sys.path[:] = {json.dumps(path)}; from {module} import run; run(sys.stdin.buffer.read())"
-    )
-    file = nameless_file(data)
-    try:
-        os.lseek(file, 0, os.SEEK_SET)
-        process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", code],
-            stdin=file,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            cwd="/",
-            # An import must not start threads for sums that no figure needs.
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
-    finally:
-        os.close(file)
-    _running[key] = process, complaint
+    with _beside.lock:
+        if key not in _beside.works:
+            _beside.waiting = _beside.waiting or _process()
+            _beside.works[key] = _beside.waiting, complaint
+            _beside.send((module, base64.b64encode(data).decode(), complaint))
+            _beside.change(0)
 
 
 def running() -> tuple[int, ...]:
-    """Return the numbers of the processes at work; those that have ended well are forgotten."""
-    for key, (process, _) in [*_running.items()]:
+    """Return the numbers of the processes beside this one; what went well is forgotten."""
+    processes = {process for process, _ in _beside.works.values()}
+    for process in processes:
         if process.poll() == 0:
-            _end(key)
-    return tuple(process.pid for process, _ in _running.values() if process.returncode is None)
+            _end(process)
+    return tuple(process.pid for process in processes if process.returncode is None)
 
 
 def wait() -> list[str]:
-    """Wait for all of them; return what to say of those that failed."""
-    return [text for key in [*_running] if (text := _end(key))]
+    """Let all begin and wait for them; return what to say of those that failed."""
+    _beside.let_go(at_once=True)
+    processes = dict.fromkeys(process for process, _ in _beside.works.values())
+    return [text for process in processes if (text := _end(process))]
 
 
-def _end(key: str) -> str:
-    process, complaint = _running.pop(key)
+def _end(process: subprocess.Popen[bytes]) -> str:
+    works = _beside.works
+    keys = [key for key, (item, _) in works.items() if item is process]
+    complaints = "; ".join(works.pop(key)[1] for key in keys)
     try:
         _, said = process.communicate()
     except BaseException:
         process.kill()
         process.communicate()
         raise
-    last = said.decode(errors="replace").strip().rpartition("\n")[2]
-    return f"{complaint}: {last or process.returncode}" if process.returncode else ""
+    text = said.decode(errors="replace").strip() or f"{complaints}: {process.returncode}"
+    return text if process.returncode else ""
+
+
+def _process() -> subprocess.Popen[bytes]:
+    path = [str(Path(name).absolute()) for name in sys.path]
+    code = (
+        f"import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.nice({NICE}); "
+        f"sys.path[:] = {json.dumps(path)}; from {__name__} import carry_out; carry_out()"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        # An import must not start threads for sums that no figure needs.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+
+
+def carry_out() -> None:
+    """Collect the work that another process sends; do it once that says so, or is gone."""
+    # A line that lacks its end was cut off by the end of its sender.
+    lines = itertools.takewhile(lambda line: line.endswith(b"]\n"), sys.stdin.buffer)
+    failures = []
+    for module, data, complaint in [*map(json.loads, lines)]:
+        try:
+            importlib.import_module(module).run(base64.b64decode(data))
+        except Exception as error:  # noqa: BLE001
+            failures.append(f"{complaint}: {type(error).__name__}: {error}")
+    if failures:
+        sys.exit("; ".join(failures))
 
 
 @atexit.register
