@@ -13,15 +13,13 @@ from dataclasses import replace
 
 from asynckfold.api.context import Call
 from asynckfold.engines.process import preloads
+from asynckfold.engines.server_process import LIBRARY_SECONDS
 from asynckfold.planning import gpu_rule
 from asynckfold.planning.forecast import seconds_in_turn
 from asynckfold.planning.process_rule import why_here
 
 MOST_MODELS = 8
 """Models that are checked in this process, one after another."""
-
-LIBRARY_SECONDS = 1.0
-"""In which a server imports a large library for its first workers."""
 
 
 def begin(call: Call) -> None:
@@ -57,6 +55,8 @@ def settle(call: Call) -> None:
     call.make = replace(call.make, is_here=bool(why))
     if why:
         call.notes.append(why)
+        # For the next call: meanwhile it would take time from this one.
+        call.stack.callback(_preload, call)
     elif was_here:
         _preload(call)
 

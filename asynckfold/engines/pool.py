@@ -260,7 +260,7 @@ class WorkerPool:
         """Let the server import modules for the workers that it forks later."""
         if wanted := self.lacking(names):
             self._preload += wanted
-            self.server.command("import", None, wanted)
+            self.server.preload(wanted)
 
     def idle_worker(self, bundle: str, placement: Placement) -> Worker | None:
         """Return an idle worker, preferably one that has the bundle.
@@ -398,7 +398,8 @@ class WorkerPool:
                 worker.status = worker.status if worker.status is not None else -signal.SIGKILL
                 self._finish(worker)
             return False
-        self.server.serving = True
+        if what == "serving":
+            self.server.has_imported()
         with self._lock:
             # Its exit may be reported before `_start_worker` has registered it.
             meant = [worker for worker in self.workers if worker.name == name]

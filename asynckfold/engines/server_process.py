@@ -35,6 +35,9 @@ CLOSE_SECONDS = 5.0
 START_SECONDS = 2.5
 """Until a server has imported torch, about: 2 to 4 s on the machines that were measured."""
 
+LIBRARY_SECONDS = 1.0
+"""In which it imports a further large library, about."""
+
 LATE_SECONDS = 0.5
 """Until one that takes longer has done so: whatever keeps it busy slows the caller, too."""
 
@@ -42,13 +45,14 @@ LATE_SECONDS = 0.5
 class ServerProcess:
     """A fork server, see `asynckfold.training.worker.fork_server.serve`.
 
-    `serving` is set once it has imported torch and answers, `lost` once it has hung up.
+    `lost` is set once it has hung up.
     """
 
     def __init__(self, preload: Sequence[str], nice: int) -> None:
-        self.serving = self.lost = False
+        self.lost = self._has_forked = False
+        self._imports = 1  # that it has not reported: of torch, and of further libraries
         self.libraries = library_variables()
-        self._started = time.monotonic()
+        self._due = time.monotonic() + START_SECONDS
         self._lock = threading.Lock()
         file = file_descriptors.nameless_file(size=Heartbeats.SIZE)
         self.heartbeats = Heartbeats(file)
@@ -61,15 +65,31 @@ class ServerProcess:
         return self._process.pid
 
     @property
+    def serving(self) -> bool:
+        """Whether it has imported all that it was asked for, and answers."""
+        return self._imports == 0
+
+    @property
     def seconds_to_serve(self) -> float:
         """Expected seconds until it serves; 0 once it does."""
-        left = START_SECONDS - (time.monotonic() - self._started)
-        return 0.0 if self.serving else max(left, LATE_SECONDS)
+        return 0.0 if self.serving else max(self._due - time.monotonic(), LATE_SECONDS)
 
     @property
     def alive(self) -> bool:
         """Whether it runs; a dying server hangs up before it can be waited for."""
         return not self.lost and self._process.poll() is None
+
+    def preload(self, names: Sequence[str]) -> None:
+        """Let it import modules for the workers that it forks later."""
+        with self._lock:
+            self._imports += 1
+            self._due = max(self._due, time.monotonic()) + LIBRARY_SECONDS * len(names)
+        self.command("import", None, names)
+
+    def has_imported(self) -> None:
+        """Note that it has reported an import."""
+        with self._lock:
+            self._imports -= 1
 
     def fork(self, worker: int, pipe: int) -> None:
         """Start a worker with its end of a pipe.
@@ -81,6 +101,7 @@ class ServerProcess:
         """
         with self._lock:
             file_descriptors.send(self.control, ("fork", worker), [pipe])
+            self._has_forked = True
 
     def command(self, what: str, worker: int | None, *detail: Any) -> None:
         """Send a command; a server that is gone has taken its workers along."""
@@ -102,8 +123,8 @@ class ServerProcess:
     def stop(self) -> bool:
         """Hang up, wait, and kill it if need be; return whether it ended in order."""
         self.control.close()
-        if not self.serving:
-            # It still imports and has no workers to end.
+        if not (self.serving and self._has_forked):
+            # It may still import, and has no workers to end.
             self.kill()
         try:
             self._process.wait(CLOSE_SECONDS)

@@ -14,8 +14,10 @@ from sklearn.decomposition import PCA
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, RunStore
+from asynckfold.engines import warm_pool
 from asynckfold.engines.server_process import ServerProcess
 from asynckfold.planning import process_rule
+from tests import leftovers
 from tests.toy import Tiny, adam, samples
 
 pytestmark = pytest.mark.chooses_process
@@ -70,6 +72,20 @@ def test_a_sweep_that_workers_end_first_gets_them(
 ) -> None:
     monkeypatch.setattr(place, *value)
     assert os.getpid() not in processes(swept(root))
+
+
+def test_a_sweep_here_prepares_workers_for_the_next_one(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also their libraries, which they lacked when it began."""
+    warm_pool.close_warm()
+    monkeypatch.setattr("asynckfold.api.process_choice.preloads", lambda *_, **__: ["torchvision"])
+    swept(root)
+    pool = warm_pool.take()
+    assert not pool.lacking(["torchvision"])
+    # The fixture's ten seconds are over.
+    leftovers.until(lambda: pool.server.serving)
+    warm_pool.give_back(pool)
 
 
 def test_a_call_beside_other_threads_gets_workers(root: Path) -> None:

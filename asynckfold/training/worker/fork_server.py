@@ -29,9 +29,9 @@ def serve(descriptor: int, heartbeats: int, preload: list[str], nice: int = 0) -
 
     Commands: ``("import", None, modules)``; ``("fork", name)``, with the worker's pipe as a
     descriptor after it, under a name chosen by the engine; ``("signal", name, number)``, ``("pin",
-    name, cores)``, ``("kill", name)``. Answers: ``("serving", None, None)`` once, ``("unborn",
-    name, errno)``, ``("killed", name, None)``, ``("exited", name, (status, peak bytes since the
-    last task began))``.
+    name, cores)``, ``("kill", name)``. Answers: ``("serving", None, None)`` after the import of
+    torch and each further import, ``("unborn", name, errno)``, ``("killed", name, None)``,
+    ``("exited", name, (status, peak bytes since the last task began))``.
 
     `descriptor` is the control pipe, `heartbeats` shared memory; `nice` is the least niceness of
     all workers and their children.
@@ -159,6 +159,7 @@ class _Server:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
         gc.freeze()
+        self.tell("serving")
 
     def fork(self, name: int) -> None:
         try:
