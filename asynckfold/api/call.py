@@ -103,6 +103,8 @@ def open_data(call: Call) -> None:
         # A server imports torch while this process reads and checks.
         call.pool = lend()
         call.is_fresh = not call.pool.workers
+        # Before they read: what warm workers used until now would count as foreign.
+        call.machine.sample(call.pool.processes)
     elif settings.engine == "ray":
         call.display.doing("starting Ray")
         call.cluster = keep(reading.cluster_of(call))

@@ -245,6 +245,12 @@ class WorkerPool:
         """Whether workers can be started."""
         return not self._closing and self.server.alive
 
+    @property
+    def processes(self) -> dict[int, tuple[int, ...]]:
+        """The numbers of the server and its workers, each without a pinned core."""
+        pids = [self.server.pid, *(worker.pid for worker in self.workers if worker.pid)]
+        return dict.fromkeys(pids, ())
+
     def knows(self, modules: Sequence[str]) -> bool:
         """Whether no file of these modules was edited since workers may have imported it."""
         stamps = {name: _stamp(name) for name in modules}

@@ -82,10 +82,8 @@ class ProcessEngine:
         self._forget_done()
         self._hung.end(worker for worker, _ in self._busy())
         self._run_refused()
-        workers = self._pool.workers
-        pinned: dict[int, tuple[int, ...]] = {worker.pid: () for worker in workers if worker.pid}
+        pinned = self._pool.processes
         pinned |= {worker.pid: item.cores for worker, item in self._busy() if worker.pid}
-        pinned[self._pool.server.pid] = ()
         load = self._read_load(running, pinned)
         if not self._waiting:
             return load

@@ -17,6 +17,7 @@ from asynckfold import AsyncKFold, CVResults, RunStore
 from asynckfold.engines import warm_pool
 from asynckfold.engines.server_process import ServerProcess
 from asynckfold.planning import process_rule
+from asynckfold.system.machine import Machine
 from tests import leftovers
 from tests.toy import Tiny, adam, samples
 
@@ -86,6 +87,26 @@ def test_a_sweep_here_prepares_workers_for_the_next_one(
     # The fixture's ten seconds are over.
     leftovers.until(lambda: pool.server.serving)
     warm_pool.give_back(pool)
+
+
+def test_what_warm_workers_used_before_a_call_is_not_taken_for_others(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the cores on which they read the data set count as busy for seconds."""
+    swept(root, engine="process")
+    pool = warm_pool.take()
+    workers = {worker.pid for worker in pool.workers}
+    warm_pool.give_back(pool)
+    samples, sample = list[set[int]](), Machine.sample
+
+    def noted(machine: Machine, processes: dict[int, tuple[int, ...]] | None = None) -> None:
+        samples.append({*(processes or {})})
+        sample(machine, processes)
+
+    monkeypatch.setattr(Machine, "sample", noted)
+    swept(root.with_name("second"), engine="process")
+    assert workers
+    assert workers <= samples[0]
 
 
 def test_a_call_beside_other_threads_gets_workers(root: Path) -> None:
