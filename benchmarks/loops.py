@@ -35,6 +35,7 @@ from torchvision.models import resnet18
 
 from asynckfold import AsyncKFold, CVResults, get_scheduler
 from asynckfold.models import MLP, VGG
+from asynckfold.system import background
 
 BATCH, EVALUATION_BATCH, FOLDS = 32, 256, 5
 
@@ -248,7 +249,10 @@ class Exercise:
         """Train all jobs by asynckfold: the whole call, from its arguments to its page."""
         started = time.perf_counter()
         scores = self.results(dataset, report=True, **settings).cv_results_["mean_test_accuracy"]
-        return Outcome(time.perf_counter() - started, float(np.mean(scores)))
+        seconds = time.perf_counter() - started
+        # The process that draws the figures must not take a core from what is timed next.
+        background.wait()
+        return Outcome(seconds, float(np.mean(scores)))
 
 
 def in_turns(
