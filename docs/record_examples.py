@@ -1,7 +1,8 @@
 """What the examples print, and a picture of each, and the outputs of the notebooks.
 
 ``python docs/record_examples.py grid table`` runs these and renews their files in docs/recorded and
-docs/notebooks; without names it runs all. mkdocs runs none of them.
+docs/notebooks; without names it runs all. Flags, as in ``python docs/record_examples.py mnist
+--quick``, go to the examples, and to the first line of what is kept. mkdocs runs none of them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from asynckfold import AsyncKFoldError, load_results
@@ -18,18 +20,19 @@ ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "docs" / "recorded"
 
 
-def record(name: str) -> None:
+def record(name: str, flags: Sequence[str]) -> None:
     """Run an example by itself in an empty folder; keep what it prints, and its scores drawn."""
     with tempfile.TemporaryDirectory() as folder:
         ended = subprocess.run(
-            [sys.executable, ROOT / "examples" / f"{name}.py"],
+            [sys.executable, ROOT / "examples" / f"{name}.py", *flags],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
             stdout=subprocess.PIPE,
             text=True,
             check=True,
         )
-        write(name, ended.stdout, Path(folder))
+        line = f"$ python examples/{name}.py {' '.join(flags)}\n" if flags else ""
+        write(name, line + ended.stdout, Path(folder))
 
 
 def record_notebook(path: Path) -> None:
@@ -62,8 +65,10 @@ def write(name: str, printed: str, folder: Path) -> None:
 if __name__ == "__main__":
     notebooks = {path.stem: path for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")}
     examples = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
-    for name in sys.argv[1:] or [*examples, *notebooks]:
+    flags = [word for word in sys.argv[1:] if word.startswith("-")]
+    names = [word for word in sys.argv[1:] if word not in flags]
+    for name in names or [*examples, *notebooks]:
         if name in notebooks:
             record_notebook(notebooks[name])
         else:
-            record(name)
+            record(name, flags)
