@@ -145,13 +145,14 @@ def effects_of(
     scores = np.array([row.scores[metric] for row in kept])
     columns = [*zip(grid.parameters, zip(*map(grid.values, kept), strict=True), strict=True)]
     levels = {item.title: _levels(item, column) for item, column in columns}
-    effects = {
-        title: tuple(
-            _effect(name, scores[places == level], metric, train_valid_ratio)
-            for level, name in enumerate(names)
-            if (places == level).any()
-        )
+    # Of a race, or where some failed, a value may have no complete candidate.
+    present = {
+        title: [(name, places == level) for level, name in enumerate(names) if level in places]
         for title, (names, places) in levels.items()
+    }
+    effects = {
+        title: tuple(_effect(name, scores[has], metric, train_valid_ratio) for name, has in listed)
+        for title, listed in present.items()
     }
     codes = {
         item.title: np.array([item.values.index(text) for text in column])
@@ -164,11 +165,8 @@ def effects_of(
     pair = [title for title in order if title in numeric][:2]
     means: list[tuple[float, ...]] = []
     if len(pair) == 2:
-        (down, rows_at), (across, columns_at) = (levels[title] for title in pair)
-        for row in range(len(down)):
-            cells = [
-                scores[(rows_at == row) & (columns_at == column)] for column in range(len(across))
-            ]
+        for _, in_row in present[pair[0]]:
+            cells = [scores[in_row & in_column] for _, in_column in present[pair[1]]]
             means.append(tuple(float(cell.mean()) if cell.size else math.nan for cell in cells))
     both = (pair[0], pair[1]) if len(pair) == 2 else None
     return Effects(effects, explained, importance, both, tuple(means))
