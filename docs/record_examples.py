@@ -22,11 +22,12 @@ RECORDED = ROOT / "docs" / "recorded"
 
 def record(name: str, flags: Sequence[str]) -> None:
     """Run an example by itself in an empty folder; keep what it prints, and its scores drawn."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryDirectory() as folder:
         ended = subprocess.run(
             [sys.executable, ROOT / "examples" / f"{name}.py", *flags],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
+            env={**os.environ, "PYTHONPATH": path, "COLUMNS": "100"},
             stdout=subprocess.PIPE,
             text=True,
             check=True,
