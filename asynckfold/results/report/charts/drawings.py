@@ -385,7 +385,9 @@ def draw_parallel(summary: Summary, ax: Axes | None = None) -> Figure | None:
     for at, dimension in enumerate(dimensions):
         axes.axvline(at, color=style.GRID, zorder=0)
         for value, height in dimension.ticks:
-            axes.text(at + 0.02, height, style.plotted(value, 16), fontsize=8, color=style.FAINT)
+            label = axes.text(at + 0.02, height, style.plotted(value, 16), fontsize=8)
+            # On lines, too, it can be read.
+            label.set_bbox({"facecolor": axes.get_facecolor(), "alpha": 0.8, "pad": 1, "lw": 0})
     axes.set_xticks(range(len(dimensions)), [style.plotted(each.title) for each in dimensions])
     axes.set_yticks([])
     style.add_legend(place, {line.name: line.place for line in lines}, lines=True)

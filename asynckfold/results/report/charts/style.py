@@ -94,7 +94,8 @@ def new_figure(height_inches: float, title: str) -> Figure:
     figure = ShownFigure(figsize=(WIDTH_INCHES, height_inches))
     figure.set_layout_engine("constrained", w_pad=0.09, h_pad=0.07)
     FigureCanvasAgg(figure)
-    text = "\n".join(textwrap.wrap(plotted(title, 170), 76))
+    tied = plotted(title, 170).replace(" ± ", "\xa0±\xa0").replace(" %", "\xa0%")
+    text = "\n".join(textwrap.wrap(tied, 76))
     figure.suptitle(text, x=0.012, ha="left", fontsize=11, fontweight="bold", color=INK)
     return figure
 
