@@ -322,8 +322,8 @@ class Settings(MachineArguments, JobTrainer):
     report : bool
         Write the HTML report, its figures and tables at the end. They lie below ``report`` in the
         run's folder, also when jobs failed or the call was interrupted. The page is there when the
-        call returns; figures are drawn beside it, at the latest until the process ends. A fault in
-        drawing is a warning; the drawing is no part of the run's seconds.
+        call returns; figures are drawn once no further call has begun, at the latest when the
+        process ends. A fault is a warning; the drawing is no part of the run's seconds.
     plan_from : str or Path, optional
         Folder of another run whose devices, threads, memory formats and fusion groups are taken
         over.

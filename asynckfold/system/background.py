@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import base64
 import contextlib
+import fcntl
 import importlib
 import itertools
 import json
@@ -32,6 +33,9 @@ NICE = 3
 
 PAUSE_SECONDS = 0.5
 """After a call; a loop of calls makes the next one in less."""
+
+PIPE_BYTES = 1 << 20
+"""The most that Linux gives anybody."""
 
 
 class _Beside:
@@ -108,7 +112,8 @@ def start(module: str, data: bytes, key: str, complaint: str) -> None:
 
 def running() -> tuple[int, ...]:
     """Return the numbers of the processes beside this one; what went well is forgotten."""
-    processes = {process for process, _ in _beside.works.values()}
+    with _beside.lock:
+        processes = {process for process, _ in _beside.works.values()}
     for process in processes:
         if process.poll() == 0:
             _end(process)
@@ -118,14 +123,18 @@ def running() -> tuple[int, ...]:
 def wait() -> list[str]:
     """Let all begin and wait for them; return what to say of those that failed."""
     _beside.let_go(at_once=True)
-    processes = dict.fromkeys(process for process, _ in _beside.works.values())
+    with _beside.lock:
+        processes = dict.fromkeys(process for process, _ in _beside.works.values())
     return [text for process in processes if (text := _end(process))]
 
 
 def _end(process: subprocess.Popen[bytes]) -> str:
-    works = _beside.works
-    keys = [key for key, (item, _) in works.items() if item is process]
-    complaints = "; ".join(works.pop(key)[1] for key in keys)
+    with _beside.lock:
+        works = _beside.works
+        keys = [key for key, (item, _) in works.items() if item is process]
+        complaints = "; ".join(works.pop(key)[1] for key in keys)
+    if not keys:
+        return ""  # another thread ends it
     try:
         _, said = process.communicate()
     except BaseException:
@@ -142,7 +151,7 @@ def _process() -> subprocess.Popen[bytes]:
         f"import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.nice({NICE}); "
         f"sys.path[:] = {json.dumps(path)}; from {__name__} import carry_out; carry_out()"
     )
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -151,6 +160,10 @@ def _process() -> subprocess.Popen[bytes]:
         # An import must not start threads for sums that no figure needs.
         env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )
+    # Room for the work of most runs, so that the caller does not wait until the process reads.
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(process.stdin or -1, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return process
 
 
 def carry_out() -> None:

@@ -162,7 +162,7 @@ def effects_of(
     explained, importance = forest_importance(codes, nominal, scores.mean(axis=1))
     order = [*importance] or [*effects]
     numeric = {item.title for item in grid.parameters if item.is_numeric}
-    pair = [title for title in order if title in numeric][:2]
+    pair = [title for title in order if title in numeric and len(present[title]) > 1][:2]
     means: list[tuple[float, ...]] = []
     if len(pair) == 2:
         for _, in_row in present[pair[0]]:
