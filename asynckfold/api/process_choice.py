@@ -42,11 +42,10 @@ def settle(call: Call) -> None:
     from asynckfold.training.torch_settings import can_flush_denormals
 
     choice, why = call.choice, ""
+    lacking = call.pool.lacking(preloads(call.bundle, streams=False)) if call.is_fresh else []
     if can_flush_denormals(max([*choice.threads.values(), *choice.last_threads.values()])):
         here = seconds_in_turn(call.work, choice, call.groups)
-        start = call.pool.server.seconds_to_serve
-        if call.is_fresh:
-            start += LIBRARY_SECONDS * len(call.pool.lacking(preloads(call.bundle, streams=False)))
+        start = call.pool.server.seconds_to_serve + LIBRARY_SECONDS * len(lacking)
         plan = call.work.plan
         if any(plan.device_of(name) == "cuda" for name in plan.candidate_names):
             start += gpu_rule.OPENING_SECONDS
@@ -56,9 +55,9 @@ def settle(call: Call) -> None:
     if why:
         call.notes.append(why)
         # For the next call: meanwhile it would take time from this one.
-        call.stack.callback(_preload, call)
+        call.stack.callback(call.pool.preload, lacking)
     elif was_here:
-        _preload(call)
+        call.pool.preload(lacking)
 
 
 def _may_be_here(call: Call) -> bool:

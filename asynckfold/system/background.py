@@ -6,8 +6,9 @@
     beside it             └ waits ────────────┼ both drawings ┤
 
 A thread would not do: it and the caller's code would wait for the interpreter's lock in turns. The
-process begins once no call has followed for a moment, or this process is gone: it takes no core
-from the jobs of a next call. It gives way to others, ignores Ctrl-C, and ends with its work.
+process begins once no call has followed for a moment, or this process is gone: where cores are
+few, it takes none from the jobs of a next call. It gives way to others, ignores Ctrl-C, and ends
+with its work.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ NICE = 3
 PAUSE_SECONDS = 0.5
 """After a call; a loop of calls makes the next one in less."""
 
-PIPE_BYTES = 1 << 20
-"""The most that Linux gives anybody."""
+FEW_CORES = 4
+"""With more, jobs do not miss the one on which the figures of earlier calls are drawn."""
+
+PIPE_BYTES = 1 << 20  # the most that Linux gives anybody
 
 
 class _Beside:
@@ -83,12 +86,13 @@ _beside = _Beside()
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Begin nothing while a call goes on: its jobs may need all cores."""
-    _beside.change(1)
+    """Begin nothing while a call goes on where it needs all cores."""
+    calls = int(len(os.sched_getaffinity(0)) <= FEW_CORES)
+    _beside.change(calls)
     try:
         yield
     finally:
-        _beside.change(-1)
+        _beside.change(-calls)
 
 
 def start(module: str, data: bytes, key: str, complaint: str) -> None:

@@ -176,7 +176,7 @@ class _Comparison:
         ]
         inputs, targets = self.steps[0][0]
         # Only around the user's code: each operation in it takes some microseconds more.
-        self.formats: Any = _Float64 if name == "float64" else nullcontext
+        self.widened: Any = _Float64 if name == "float64" else nullcontext
         replicas = [copied(model) for model in self.plain]
         self.optimizers = [opt_fn(model) for model in self.plain]
         self.criteria = [copy.deepcopy(criterion) for _ in models]
@@ -184,7 +184,7 @@ class _Comparison:
             if isinstance(item, nn.Module):
                 item.to(dtype)
         spare = copied(self.plain[0])
-        with self.formats():
+        with self.widened():
             self.fused = fuse(replicas, [inputs])
             outputs = call_model(spare, inputs)
             self.criterion = fuse_criterion(self.criteria[0], len(models), outputs, targets)
@@ -196,12 +196,12 @@ class _Comparison:
     def run(self) -> None:
         """Train by both ways, then evaluate."""
         for batches in self.steps:
-            with self.formats():
+            with self.widened():
                 losses = backward(self.fused, self.criterion, parts_of(batches), self.precision)
             for index, batch in enumerate(batches):
                 self._step(index, batch, losses[index])
         self.fused.train(False)
-        with torch.no_grad(), self.formats():
+        with torch.no_grad(), self.widened():
             for part in parts_of(self.steps[-1]):
                 view = self.fused.part(part.replicas)
                 together = outputs_of(view, part.inputs, self.precision)
@@ -216,7 +216,7 @@ class _Comparison:
         plain.zero_grad()
         # A plain model draws the numbers of its replica.
         torch.set_rng_state(self.generators[index].get_state())
-        with self.formats():
+        with self.widened():
             outputs = outputs_of(plain, batch[0], self.precision)
             loss: torch.Tensor = self.criteria[index](outputs, batch[1])
             loss.backward()  # type: ignore[no-untyped-call]

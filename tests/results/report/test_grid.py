@@ -156,16 +156,14 @@ def test_a_value_without_a_complete_candidate_has_no_place_in_the_map(tmp_path: 
         return np.nan if "width=64" in job.model or "lr=0.003," in job.id else of_rate(job)
 
     report = report_of(tmp_path / "run", replace(GRID, score=score))
-    first, second = report.numbers["effects"]["pair"]
-    means = np.array(report.numbers["effects"]["means"], dtype=float)
+    effects = report.numbers["effects"]
+    first, second = effects["pair"]
+    means = np.array(effects["means"], dtype=float)
     assert np.isfinite(means).all()
-    assert means.shape == tuple(
-        len(report.numbers["effects"]["effects"][title]) for title in (first, second)
-    )
+    assert means.shape == tuple(len(effects["effects"][title]) for title in (first, second))
     assert sorted(means.shape) == [3, 4]
-    head, *rows = tables_of(report.page, f"Mean by {first} and {second}")
-    assert len(rows) == means.shape[0]
-    assert len(head) == 1 + means.shape[1]
+    table = tables_of(report.page, f"Mean by {first} and {second}")
+    assert (len(table), len(table[0])) == (1 + means.shape[0], 1 + means.shape[1])
 
 
 def test_no_importance_is_given_where_the_forest_predicts_nothing(tmp_path: Path) -> None:
