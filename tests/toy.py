@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from torch import nn
 
 from asynckfold import Job, Plan, TrainerParams
 from asynckfold.data.prepare import PreparedData, prepare
-from asynckfold.jobs.folds import make_folds
+from asynckfold.jobs.folds import Fold, make_folds
 from asynckfold.jobs.messages import Task
-from asynckfold.jobs.plan import folds_fingerprint, make_jobs
+from asynckfold.jobs.plan import folds_fingerprint, jobs_of
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.training.bundle import Bundle
 
@@ -30,6 +31,13 @@ def samples(count: int = 60, classes: int = 3) -> tuple[npt.NDArray[np.float32],
     inputs = random.normal(size=(count, 8)).astype(np.float32)
     inputs[:, :classes] += 2 * np.eye(classes, dtype=np.float32)[targets]
     return inputs, targets.astype(np.int64)
+
+
+def make_jobs(
+    models: Sequence[str], schedules: Sequence[str], folds: Sequence[Fold], seed: int
+) -> tuple[Job, ...]:
+    """Return the jobs of each model with each LR schedule."""
+    return jobs_of([*product(models, schedules)], folds, seed)
 
 
 class Tiny(nn.Module):

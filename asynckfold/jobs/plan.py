@@ -359,7 +359,8 @@ class Plan:
         >>> import numpy as np
         >>> from asynckfold.jobs.folds import Fold
         >>> fold = Fold(0, 0, np.array([0]), np.array([1]))
-        >>> one, two = (make_jobs(models, ["step"], [fold], 0) for models in (["A"], ["B", "A"]))
+        >>> pairs = [("B", "step"), ("A", "step")]
+        >>> one, two = jobs_of(pairs[1:], [fold], 0), jobs_of(pairs, [fold], 0)
         >>> plan = Plan(one, TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
         >>> plan.obstacle(replace(plan, jobs=two))
         >>> replace(plan, jobs=two).obstacle(plan)
@@ -513,20 +514,6 @@ def job_seed(random_state: int, *key: int) -> int:
     return int(np.random.SeedSequence([random_state, *parts]).generate_state(1)[0])
 
 
-def make_jobs(
-    models: Sequence[str], lr_schedules: Sequence[str], folds: Sequence[Fold], random_state: int
-) -> tuple[Job, ...]:
-    """Return folds × models × LR schedules, candidate by candidate.
-
-    >>> import numpy as np
-    >>> from asynckfold.jobs.folds import Fold
-    >>> one = np.array([0]), np.array([1])
-    >>> [job.id for job in make_jobs(["A"], ["step", "warm"], [Fold(0, 0, *one)], 0)]
-    ['A/step/fold-0', 'A/warm/fold-0']
-    """
-    return jobs_of(list(itertools.product(models, lr_schedules)), folds, random_state)
-
-
 def jobs_of(
     pairs: Sequence[tuple[str, str]],
     folds: Sequence[Fold],
@@ -536,6 +523,12 @@ def jobs_of(
     """Return folds × candidates, which are pairs of model and LR schedule.
 
     Repeats that `stored` jobs have keep their form of the id: a run may begin with one.
+
+    >>> import numpy as np
+    >>> from asynckfold.jobs.folds import Fold
+    >>> fold = Fold(0, 0, np.array([0]), np.array([1]))
+    >>> [job.id for job in jobs_of([("A", "step"), ("A", "warm")], [fold], 0)]
+    ['A/step/fold-0', 'A/warm/fold-0']
     """
     repeated = any(fold.repeat for fold in folds)
     known = {job.repeat: job.repeated for job in stored}

@@ -234,10 +234,8 @@ def evaluated(training: Training, indices: Indices) -> list[torch.Tensor]:
             return [training.figures_of(indices), *_counts(training, indices)]
         outputs = training.outputs_on(indices)
         targets = training.data.weighted(training.data.targets_of(indices), indices)
-        figures = loss_and_accuracy(
-            outputs, targets, training.criterion, training.objective, training.like
-        )
-        return [outputs.float(), *figures]
+        judged_by = training.criterion, training.objective, training.like
+        return [outputs.float(), *loss_and_accuracy(outputs, targets, *judged_by)]
 
 
 def numbers(training: Training, indices: Indices, tensors: Sequence[torch.Tensor]) -> Evaluation:

@@ -144,21 +144,23 @@ def is_plain(value: Any) -> bool:
 
 def state(model: nn.Module) -> State:
     """Return a snapshot of the attributes of all modules."""
-    return [
-        {
-            name: value.clone() if isinstance(value, torch.Tensor) else repr(value)
-            for name, value in attributes(module).items()
-            if isinstance(value, torch.Tensor) or is_plain(value)
-        }
-        for module in model.modules()
-    ]
+    return [_plain_of(module, torch.clone) for module in model.modules()]
+
+
+def _plain_of(module: nn.Module, of_tensor: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
+    """Return plain attributes and tensors of a module, as texts and as `of_tensor` says."""
+    return {
+        name: of_tensor(value) if isinstance(value, torch.Tensor) else repr(value)
+        for name, value in attributes(module).items()
+        if isinstance(value, torch.Tensor) or is_plain(value)
+    }
 
 
 def changes(model: nn.Module, before: State) -> Iterator[str]:
     """Name the attributes that changed, or were added, since a snapshot."""
     for (path, module), old, new in zip(model.named_modules(), before, state(model), strict=True):
         for name, value in new.items():
-            if not _equal(old.get(name), value):
+            if not same(old.get(name), value):
                 yield f"{describe(path, module)} changes its attribute {name} in its forward"
 
 
@@ -199,22 +201,11 @@ def kept(model: nn.Module, criterion: Any, device: torch.device) -> Iterator[str
 
 def frozen(model: nn.Module) -> list[Any]:
     """Return what a graph of the forward freezes: addresses, modes, plain attributes."""
-    tensors = [*model.parameters(), *model.buffers()]
-    state: list[Any] = [(item.data_ptr(), item.requires_grad) for item in tensors]
-    for module in model.modules():
-        plain = {
-            name: value.data_ptr() if isinstance(value, torch.Tensor) else repr(value)
-            for name, value in attributes(module).items()
-            if isinstance(value, torch.Tensor) or is_plain(value)
-        }
-        state.append((module.training, plain))
-    return state
-
-
-def _equal(old: Any, new: Any) -> bool:
-    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
-        return old.shape == new.shape and bool(torch.equal(old, new))
-    return type(old) is type(new) and bool(old == new)
+    tensors = chain(model.parameters(), model.buffers())
+    return [
+        *((item.data_ptr(), item.requires_grad) for item in tensors),
+        *((item.training, _plain_of(item, torch.Tensor.data_ptr)) for item in model.modules()),
+    ]
 
 
 def _generators() -> tuple[Any, ...]:

@@ -27,11 +27,28 @@ from asynckfold.jobs.recipe import Recipe
 from asynckfold.training.losses import as_given
 
 
-class SeveralOptimizers:
+class _Several:
+    """Parts that are saved and loaded together, under a name in checkpoints."""
+
+    name = ""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = tuple(parts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all."""
+        return {self.name: [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, tree: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        for part, state in zip(self.parts, tree[self.name], strict=True):
+            part.load_state_dict(state)
+
+
+class SeveralOptimizers(_Several):
     """The optimizers that ``opt_fn`` returned as a tuple."""
 
-    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
-        self.parts = tuple(parts)
+    name = "optimizers"
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -48,35 +65,16 @@ class SeveralOptimizers:
         for part in self.parts:
             part.zero_grad()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of all."""
-        return {"optimizers": [part.state_dict() for part in self.parts]}
 
-    def load_state_dict(self, tree: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
-        for part, state in zip(self.parts, tree["optimizers"], strict=True):
-            part.load_state_dict(state)
-
-
-class SeveralSchedules:
+class SeveralSchedules(_Several):
     """An LR schedule of each optimizer, stepped together."""
 
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self.parts = tuple(parts)
+    name = "lr_schedules"
 
     def step(self, *metric: float) -> None:
         """Step all."""
         for part in self.parts:
             part.step(*metric)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of all."""
-        return {"lr_schedules": [part.state_dict() for part in self.parts]}
-
-    def load_state_dict(self, tree: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
-        for part, state in zip(self.parts, tree["lr_schedules"], strict=True):
-            part.load_state_dict(state)
 
 
 def optimizers_of(optimizer: Any) -> tuple[Any, ...]:

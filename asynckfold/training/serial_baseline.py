@@ -186,7 +186,7 @@ class _OrdinaryTraining(Training):
     train_view: Any = None
     eval_view: Any = None
     loader: Iterator[Any] = field(default_factory=lambda: iter(()))
-    taken: dict[int, Any] = field(default_factory=dict)
+    taken: dict[int, tuple[Any, Any]] = field(default_factory=dict)
 
     def order_samples(self) -> None:
         """Begin an epoch, in the sweep's order."""
@@ -210,8 +210,7 @@ class _OrdinaryTraining(Training):
             inputs, targets = self._moved(next(self.loader))
             rows = self.order[slice(*self.bounds[batch])]
             self.taken[batch] = inputs, self.data.weighted(targets, rows)
-        inputs, targets = self.taken[batch]
-        return inputs, targets
+        return self.taken[batch]
 
     def batches_of(self, indices: Indices) -> Iterator[tuple[torch.Tensor, Any]]:
         """Yield targets and outputs of some samples, batch by batch, in evaluation mode."""

@@ -9,8 +9,8 @@ from asynckfold import Fold, Plan, Result, TrainerParams
 from asynckfold.api.progress import SweepProgress
 from asynckfold.jobs.messages import EpochEnd, Progress
 from asynckfold.jobs.placement import Placement, Request
-from asynckfold.jobs.plan import make_jobs
 from asynckfold.jobs.result import Epoch
+from tests.toy import make_jobs
 
 A = "A/step/fold-{}".format
 

@@ -12,11 +12,11 @@ from asynckfold import Fold, InputError, Plan, TrainerParams
 from asynckfold.jobs.decoding import decoded, encoded, parsed
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import WORKER_BYTES, Request
-from asynckfold.jobs.plan import make_jobs
 from asynckfold.planning.choice import KINDS, choose, choose_devices
 from asynckfold.planning.forecast import forecast
 from asynckfold.planning.fusion_groups import group
 from asynckfold.planning.workload import Choice, Workload, requests
+from tests.toy import make_jobs
 
 SMALL, LARGE, HUGE = 1_000_000, 2_000_000_000, 30_000_000_000
 FOLDS = tuple(Fold(0, index, np.arange(3200), np.arange(100)) for index in range(12))

@@ -14,13 +14,13 @@ from asynckfold.errors import refuse
 from asynckfold.jobs.decoding import decoded, encoded, parsed
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import NodeSize
-from asynckfold.jobs.plan import make_jobs
 from asynckfold.planning.choice import choose, choose_devices
 from asynckfold.planning.feasibility import node_problems
 from asynckfold.planning.forecast import Forecast, forecast, predicted
 from asynckfold.planning.fusion_groups import group
 from asynckfold.planning.fusion_rule import Fuse
 from asynckfold.planning.workload import Choice, Workload
+from tests.toy import make_jobs
 
 SMALL, MEDIUM, LARGE, HUGE = 1_000_000, 100_000_000, 2_000_000_000, 30_000_000_000
 

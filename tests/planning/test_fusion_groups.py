@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynckfold import Fold, Plan, TrainerParams
-from asynckfold.jobs.plan import make_jobs
 from asynckfold.planning.fusion_groups import LEAST_JOBS, MOST_JOBS, grouped
 from asynckfold.planning.fusion_rule import MOST_FLOPS, Fuse, why_not_paying
+from tests.toy import make_jobs
 
 ROWS = np.arange(1000)
 

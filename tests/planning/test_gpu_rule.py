@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from asynckfold import TrainerParams
 from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, Gpu, Load, fused, units
-from asynckfold.jobs.plan import make_jobs
 from asynckfold.planning import gpu_rule
 from asynckfold.planning.choice import KINDS, choose, choose_devices
 from asynckfold.planning.forecast import forecast
@@ -21,6 +20,7 @@ from asynckfold.planning.gpu_rule import gpu_cost, jobs_per_gpu, memory_share, s
 from asynckfold.planning.workload import Workload, requests
 from asynckfold.scheduling.place import place
 from tests.planning.test_choice import FOLDS, HUGE, SMALL, workload
+from tests.toy import make_jobs
 
 GIB = 1 << 30
 flops = st.integers(0, 10**12)

@@ -25,9 +25,10 @@ from asynckfold.jobs.messages import (
     Task,
 )
 from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, Gpu, Load, Placement, Request
-from asynckfold.jobs.plan import folds_fingerprint, make_jobs
+from asynckfold.jobs.plan import folds_fingerprint
 from asynckfold.jobs.result import DONE, FAILED
 from asynckfold.sweep.loop import Sweep
+from tests.toy import make_jobs
 
 GIB = 1 << 30
 

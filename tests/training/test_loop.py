@@ -15,15 +15,7 @@ from torch import nn, optim
 from torch.nn import functional
 
 from asynckfold import StorageError
-from tests.training.sweeps import (
-    ONE_FOLD,
-    events,
-    in_pieces,
-    log_of,
-    sgd,
-    sweep,
-    train,
-)
+from tests.training.sweeps import ONE_FOLD, events, in_pieces, log_of, sgd, sweep, train
 from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Seen, samples, watched
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], optim.Optimizer]] = {
@@ -269,11 +261,7 @@ def test_what_is_not_finite_on_the_held_out_fold_is_a_divergence(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("count", "size", "normalises", "sizes"),
-    [
-        (41, 10, True, [10, 10, 10, 11]),
-        (41, 10, False, [10, 10, 10, 10, 1]),
-        (3, 1, True, [1, 2]),
-    ],
+    [(41, 10, True, [10, 10, 10, 11]), (41, 10, False, [10, 10, 10, 10, 1]), (3, 1, True, [1, 2])],
 )
 def test_with_batch_norm_a_last_batch_of_one_joins_the_one_before(
     tmp_path: Path, count: int, size: int, normalises: bool, sizes: list[int]

@@ -20,12 +20,13 @@ from asynckfold.data.prepare import PreparedData, prepare
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import CheckpointRef, NewCheckpoint, RunEvent, Task
 from asynckfold.jobs.placement import Command, Placement
-from asynckfold.jobs.plan import folds_fingerprint, make_jobs
+from asynckfold.jobs.plan import folds_fingerprint
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.store import job_folder
 from asynckfold.training import loop, lr_schedules
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.worker.execute import execute
+from tests.toy import make_jobs
 
 CPU = torch.device("cpu")
 FEATURES, CLASSES = 8, 3

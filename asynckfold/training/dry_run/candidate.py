@@ -293,9 +293,10 @@ class CandidateTrial:
 
     def measured(self) -> tuple[str, ...]:
         """Return the names of what a `validation_step` measures; refuse one that breaks a rule."""
-        parts = optimizers_of(self.live.optimizer)
-        criterion = copy.deepcopy(self.bundle.recipe.criterion)
-        step = user_validation(self.bundle.recipe, parts, criterion, _DEVICE, self.precision)
+        recipe, parts = self.bundle.recipe, optimizers_of(self.live.optimizer)
+        step = user_validation(
+            recipe, parts, copy.deepcopy(recipe.criterion), _DEVICE, self.precision
+        )
         if step is None:
             return ()
         batch, size = self.batch.pair, len(self.batch.targets)
@@ -335,9 +336,9 @@ class CandidateTrial:
         """Estimate bytes: parameters and gradients, optimizer state, some activations."""
         tensors = [*tensors_of(self.live.model).values(), *trained_parameters(self.live.criterion)]
         kept = [value for entry in self.live.optimizer.state.values() for value in entry.values()]
-        sizes = [2 * tensor.nbytes for tensor in tensors]
-        sizes += [value.nbytes for value in kept if isinstance(value, torch.Tensor)]
-        return sum(sizes) + 64 * sum(item.nbytes for item in tensors_in(self.batch.inputs))
+        held = sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
+        inputs = sum(item.nbytes for item in tensors_in(self.batch.inputs))
+        return 2 * sum(tensor.nbytes for tensor in tensors) + held + 64 * inputs
 
     def notes(self) -> Iterator[str]:
         """Yield what preprocessing loses, and what scores depend on besides the samples."""
@@ -346,11 +347,10 @@ class CandidateTrial:
         batch: Callable[[torch.Tensor], Any] = torch.clone
         if self.way:
             samples, batch = self.first_rows, lambda rows: self._batch(rows).inputs
-        changed = self.changed_in_evaluation
-        dependence = evaluation_depends_on(
-            self.live.model, samples[:REPLICA_BATCH], self.precision, batch, changes=bool(changed)
-        )
-        if dependence:
+        rows, changed = samples[:REPLICA_BATCH], self.changed_in_evaluation
+        if dependence := evaluation_depends_on(
+            self.live.model, rows, self.precision, batch, changes=bool(changed)
+        ):
             yield f"model {self.name}: {dependence}"
         if changed:
             yield (

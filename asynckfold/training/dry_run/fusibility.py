@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 
@@ -82,12 +81,11 @@ def _compared(trial: CandidateTrial, precision: str) -> tuple[str, str]:
     # An exception of user code in two replicas is the reason.
     try:
         models = [recipe.models[trial.name]() for _ in range(2)]
-        make = opt_fn_for(recipe, trial.schedule, trial.live.criterion)
-        opt_fn = partial(with_fused_kernel, make)
-        comparison = check_equivalence(models, recipe.criterion, _steps(trial), opt_fn, precision)
+        comparison = check_equivalence(models, recipe.criterion, _batches(trial), precision)
         if comparison.fused is None:
             return str(comparison.refusal), ""
-        optimizers = [opt_fn(model) for model in comparison.fused.models]
+        opt_fn = opt_fn_for(recipe, trial.schedule, trial.live.criterion)
+        optimizers = [with_fused_kernel(opt_fn, model) for model in comparison.fused.models]
         fuse_optimizers(comparison.fused, optimizers, [range(2)])
         return "", str(comparison)
     except NotFusible as error:
@@ -96,19 +94,12 @@ def _compared(trial: CandidateTrial, precision: str) -> tuple[str, str]:
         return f"{type(error).__name__} was raised: {error}", ""
 
 
-def _steps(trial: CandidateTrial) -> list[list[Batch]]:
-    """Return the batches of two steps of two replicas.
+def _batches(trial: CandidateTrial) -> list[Batch]:
+    """Return the batches of a step of two replicas.
 
-    Replicas with unequal batches, as in the first step, are computed one by one, which hides what
-    they do to each other; the second step and the evaluation compute them together. If possible no
-    two batches share a sample, so that a replica that sees another's samples is noticed.
+    They have one size: others are computed one by one, which hides what replicas do to each other.
+    If possible they share no sample, so that a replica that sees another's samples is noticed.
     """
     most = min(REPLICA_BATCH, len(trial.first_rows))
     rows = torch.from_numpy(trial.rows)
-    return [
-        [
-            trial.seen.train(rows.roll(-(2 * step + row) * most)[:size], row, step)
-            for row, size in enumerate(sizes)
-        ]
-        for step, sizes in enumerate([(most, most - 1), (most, most)])
-    ]
+    return [trial.seen.train(rows.roll(-row * most)[:most], row, 0) for row in range(2)]

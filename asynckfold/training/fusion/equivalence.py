@@ -11,9 +11,9 @@ rounding flips a unit or a pooling, those of a LeNet with batch normalisation di
 All of it runs on cores, also for jobs on a GPU: both ways call the same kernels of torch there, and
 these differ by rounding, as two plain steps do.
 
-Both start every step from the same parameters; their losses, gradients, buffers and outputs are
-compared after it. Parameters after several steps are not compared: a bias before a batch
-normalisation has a gradient of zero but for rounding, which Adam turns into steps of full size.
+Losses, gradients and buffers of one step are compared, and outputs of an evaluation after it. No
+optimizer takes a step: a bias before a batch normalisation has a gradient of zero but for rounding,
+which Adam turns into steps of full size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from asynckfold.data.transforms.trees import mapped, tensors_in
@@ -82,11 +81,10 @@ class Equivalence:
 def check_equivalence(
     models: Sequence[nn.Module],
     criterion: Callable[..., Any],
-    steps: Sequence[Sequence[Batch]],
-    opt_fn: Callable[[nn.Module], Optimizer],
+    batches: Sequence[Batch],
     precision: str = "fp32",
 ) -> Equivalence:
-    """Compare a few steps of fused replicas with those of the plain models.
+    """Compare a step of fused replicas, and an evaluation, with those of the plain models.
 
     Parameters
     ----------
@@ -94,10 +92,8 @@ def check_equivalence(
         The replicas, on cores; they are copied.
     criterion : callable
         (outputs, targets) → loss; it is copied for each replica.
-    steps : sequence of sequence of (inputs, targets)
-        For each step the batch of each replica; sizes may differ.
-    opt_fn : callable
-        model → optimizer, which steps the plain models.
+    batches : sequence of (inputs, targets)
+        Of each replica; sizes may differ.
     precision : {"fp32", "tf32", "bf16"}
         What the models will compute in; float64 and float32 are always compared.
     """
@@ -108,24 +104,23 @@ def check_equivalence(
         # Whatever the user's code raises, say in another precision, is the reason.
         try:
             with seeding.preserved():
-                comparison = _Comparison(models, criterion, steps, opt_fn, name)
+                comparison = _Comparison(models, criterion, batches, name)
                 comparison.run()
         except NotFusible as error:
             return Equivalence(largest, str(error))
         except Exception as error:  # noqa: BLE001
-            text = f"{type(error).__name__} was raised in {name}: {error}"
-            return Equivalence(largest, text)
+            return Equivalence(largest, f"{type(error).__name__} was raised in {name}: {error}")
         differences = comparison.worst
         if dtype is not torch.float64 and math.isfinite(differences["gradients"]):
             del differences["gradients"]
         largest[name] = max(differences.values())
         for kind, apart in differences.items():
             if apart > allowed:
-                text = (
+                return Equivalence(
+                    largest,
                     f"the fused {kind} differ from the plain ones by {apart:.1e} in {name}, "
-                    f"and at most {allowed:.0e} is allowed"
+                    f"and at most {allowed:.0e} is allowed",
                 )
-                return Equivalence(largest, text)
     return Equivalence(largest, fused=comparison.fused)
 
 
@@ -163,57 +158,48 @@ class _Comparison:
         self,
         models: Sequence[nn.Module],
         criterion: Callable[..., Any],
-        steps: Sequence[Sequence[Batch]],
-        opt_fn: Callable[[nn.Module], Optimizer],
+        batches: Sequence[Batch],
         name: str,
     ) -> None:
         self.name = name
         dtype, self.precision, _ = CHECKS[name]
-        self.plain = [copied(model).to(dtype).train() for model in models]
-        self.steps = [
-            [mapped(lambda x: x.to(dtype) if x.is_floating_point() else x, batch) for batch in each]
-            for each in steps
+        self.plain = [_disturbed(copied(model)).to(dtype).train() for model in models]
+        self.batches = [
+            mapped(lambda x: x.to(dtype) if x.is_floating_point() else x, batch)
+            for batch in batches
         ]
-        inputs, targets = self.steps[0][0]
+        inputs, targets = self.batches[0]
         # Only around the user's code: each operation in it takes some microseconds more.
         self.widened: Any = _Float64 if name == "float64" else nullcontext
-        replicas = [copied(model) for model in self.plain]
-        self.optimizers = [opt_fn(model) for model in self.plain]
         self.criteria = [copy.deepcopy(criterion) for _ in models]
-        for item in self.criteria:
-            if isinstance(item, nn.Module):
-                item.to(dtype)
-        spare = copied(self.plain[0])
+        nn.ModuleList([item for item in self.criteria if isinstance(item, nn.Module)]).to(dtype)
         with self.widened():
-            self.fused = fuse(replicas, [inputs])
-            outputs = call_model(spare, inputs)
+            self.fused = fuse([copied(model) for model in self.plain], [inputs])
+            outputs = call_model(copied(self.plain[0]), inputs)
             self.criterion = fuse_criterion(self.criteria[0], len(models), outputs, targets)
         self.generators = [torch.Generator().manual_seed(i) for i in range(len(models))]
-        for index, generator in enumerate(self.fused.generators):
-            generator.manual_seed(index)
         self.worst = dict.fromkeys(("losses", "gradients", "buffers", "outputs"), 0.0)
 
     def run(self) -> None:
-        """Train by both ways, then evaluate."""
-        for batches in self.steps:
-            with self.widened():
-                losses = backward(self.fused, self.criterion, parts_of(batches), self.precision)
-            for index, batch in enumerate(batches):
-                self._step(index, batch, losses[index])
+        """Take a step by both ways, then evaluate."""
+        parts = parts_of(self.batches)
+        with self.widened():
+            losses = backward(self.fused, self.criterion, parts, self.precision)
+        for index, batch in enumerate(self.batches):
+            self._step(index, batch, losses[index])
         self.fused.train(False)
         with torch.no_grad(), self.widened():
-            for part in parts_of(self.steps[-1]):
+            for part in parts:
                 view = self.fused.part(part.replicas)
                 together = outputs_of(view, part.inputs, self.precision)
                 for place, index in enumerate(part.replicas):
-                    batch = self.steps[-1][index]
-                    expected = outputs_of(self.plain[index].eval(), batch[0], self.precision)
+                    inputs, _ = self.batches[index]
+                    expected = outputs_of(self.plain[index].eval(), inputs, self.precision)
                     outputs = mapped(itemgetter(place), together)
                     self._compare("outputs", _numbered(outputs), _numbered(expected))
 
     def _step(self, index: int, batch: Batch, fused_loss: torch.Tensor) -> None:
         plain = self.plain[index]
-        plain.zero_grad()
         # A plain model draws the numbers of its replica.
         torch.set_rng_state(self.generators[index].get_state())
         with self.widened():
@@ -222,27 +208,31 @@ class _Comparison:
             loss.backward()  # type: ignore[no-untyped-call]
         self.generators[index].set_state(torch.get_rng_state())
         gradients = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
-        fused = self.fused.models[index]
         self._compare("losses", {"": fused_loss}, {"": loss.detach()})
         self._compare("gradients", self.fused.gradients_of(index), gradients)
-        self._compare("buffers", dict(fused.named_buffers()), dict(plain.named_buffers()))
-        # The gradients are there already; some optimizers ask for the loss themselves.
-        self.optimizers[index].step(lambda: loss.detach())  # type: ignore[arg-type, return-value]
-        fused.load_state_dict(plain.state_dict())
+        buffers = [dict(model.named_buffers()) for model in (self.fused.models[index], plain)]
+        self._compare("buffers", *buffers)
 
     def _compare(self, kind: str, fused: Tensors, plain: Tensors) -> None:
         """Compare by name; what only one of them has is compared with zeros."""
         pairs = []
         for name in {**plain, **fused}:
-            mine, theirs = fused.get(name), plain.get(name)
-            mine = torch.zeros_like(plain[name]) if mine is None else mine
-            theirs = torch.zeros_like(fused[name]) if theirs is None else theirs
+            mine = fused[name] if name in fused else torch.zeros_like(plain[name])
+            theirs = plain[name] if name in plain else torch.zeros_like(fused[name])
             if mine.dtype is not theirs.dtype:
-                text = f"the fused {kind} are {mine.dtype} in {self.name}"
-                raise NotFusible(f"{text}, the plain ones {theirs.dtype}")
+                types = f"{mine.dtype} in {self.name}, the plain ones {theirs.dtype}"
+                raise NotFusible(f"the fused {kind} are {types}")
             if mine.numel():
                 pairs.append((mine.detach().double(), theirs.detach().double()))
         self.worst[kind] = max(self.worst[kind], _distance(pairs))
+
+
+@torch.no_grad()
+def _disturbed(model: nn.Module) -> nn.Module:
+    """Change parameters a little: pretrained ones are equal in all replicas, and others are 0."""
+    for item in filter(torch.is_floating_point, model.parameters()):
+        item.add_(torch.where(item == 0, 1, item) * torch.randn_like(item), alpha=0.01)
+    return model
 
 
 def _numbered(outputs: Any) -> Tensors:

@@ -8,6 +8,7 @@
                     └─────────────── on a GPU, one CUDA graph ───────────────┘
                                                                │
        each replica: evaluate ─ LR schedule ─ progress ─ checkpoint ◄┘
+            └─ on a GPU, outputs of all held-out folds in one pass
 
 The width of a group and the place of each job in it touch the job's bits. A group therefore always
 trains whole, from one common position: a job that has its result already, or that diverged or
@@ -37,7 +38,7 @@ from torch.nn.utils.rnn import pad_sequence
 from asynckfold.data.batches import Batches
 from asynckfold.data.transforms.trees import mapped, tensors_in
 from asynckfold.errors import StorageError, StoreCorruptError, WorkerDiedError
-from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.folds import Fold, Indices
 from asynckfold.jobs.messages import (
     CheckpointRef,
     JobEnd,
@@ -58,7 +59,7 @@ from asynckfold.training import (
     setup,
 )
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.calls import call_model
+from asynckfold.training.calls import call_model, outputs_of
 from asynckfold.training.cuda_graph import recorder_on
 from asynckfold.training.fusion.backward import (
     GroupCriterion,
@@ -72,7 +73,7 @@ from asynckfold.training.fusion.optimizers import StackedOptimizer, fuse_optimiz
 from asynckfold.training.job_log import JobLog, NoLog
 from asynckfold.training.losses import of_rows
 from asynckfold.training.step_graph import GraphOptimizer, Step, StepGraph, taken_apart
-from asynckfold.training.stopwatch import Stopwatch
+from asynckfold.training.stopwatch import Stopwatch, mark, seconds_between
 from asynckfold.training.target_transform import seen_by
 from asynckfold.training.training_run import Report, Training
 
@@ -91,6 +92,7 @@ class Replica(Training):
     generator: torch.Generator = field(kw_only=True)
     loaded: dict[str, Any] | None = None
     saved: tuple[int, int] | None = None
+    computed: torch.Tensor | None = None
 
     def begin_epoch(self) -> None:
         """Order the samples, and seed or restore the replica's generator."""
@@ -138,11 +140,39 @@ class Replica(Training):
         """Move a replica whose output is discarded to a position."""
         self.epoch, self.batch, self.losses = epoch, min(batch, self.batches), []
 
+    def outputs_on(self, indices: Indices) -> torch.Tensor:
+        """Return the outputs on some samples; the group may have computed those held out."""
+        if self.computed is None or indices is not self.valid:
+            return super().outputs_on(indices)
+        return self.computed
+
     def save(self, report: Report) -> None:
         """Write a checkpoint, unless there is one of this position."""
         if self.saved != (self.epoch, self.batch):
             super().save(report)
             self.saved = self.epoch, self.batch
+
+
+TOGETHER = ("cuda",)
+"""Devices where a group evaluates as one: launches are what an evaluation costs there. On cores,
+each job has the bits of the plain model."""
+
+
+@torch.no_grad()
+def held_out_outputs(fused: FusedModule, replicas: Sequence[Replica]) -> torch.Tensor:
+    """Return outputs (R, n, ...) on held-out folds; those beyond a fold are of any sample."""
+    lead, width = replicas[0], len(replicas)
+    rows = pad_sequence([torch.tensor(replica.valid) for replica in replicas])
+    # No more memory than a few steps of training, whatever the number of replicas.
+    size = min(lead.params.eval_batch_size, 4 * lead.bundle.plan.batch_size)
+    fused.train(False)
+    parts = []
+    for part in torch.split(rows, size):
+        inputs, _ = lead.data.eval(part.T.flatten())
+        stacked = mapped(lambda item: item.reshape(width, -1, *item.shape[1:]), inputs)
+        parts.append(outputs_of(fused, stacked, lead.params.precision))
+        lead.heartbeat.beat()
+    return torch.cat(parts, 1)
 
 
 class FusionGroup:
@@ -173,6 +203,10 @@ class FusionGroup:
         step: Step = weakref.proxy(self)
         self.graph = None if recorder is None else StepGraph(step, optimizers, device, recorder)
         self.live = [replica for replica in replicas if replica.task.job.id in wanted]
+        lead, alike = replicas[0], {id(replica.data) for replica in replicas}
+        self.evaluates_together = (device.type in TOGETHER and len(alike) == 1) and not (
+            lead.bundle.plan.by_batch or lead.objective.columns
+        )
         self.results: dict[str, Result] = {}
         self.unreported: list[Result] = []
         self.epoch = self.batch = 0
@@ -298,6 +332,12 @@ class FusionGroup:
 
     def end_epoch(self, started: float, report: Report) -> None:
         """Evaluate each job, step each LR schedule, note the epoch."""
+        marks = [mark(self.replicas[0].device)]
+        if self.evaluates_together:
+            outputs = held_out_outputs(self.fused, self.replicas)
+            for replica, rows in zip(self.replicas, outputs, strict=True):
+                replica.computed = rows[: len(replica.valid)]
+        marks.append(mark(self.replicas[0].device))
         scored = [(replica, self._scored(replica)) for replica in tuple(self.live)]
         epochs = {replica: epoch for replica, epoch in scored if epoch is not None}
         for optimizer in self.optimizers:
@@ -315,6 +355,7 @@ class FusionGroup:
         share = (now - started) / len(self.replicas)
         for replica in self.replicas:
             if replica in self.live:
+                replica.score_seconds += seconds_between(*marks) / len(self.replicas)
                 replica.record_epoch(epochs[replica], time.perf_counter() - share, report)
                 with self._ends_only([replica]), replica.drawing():
                     replica.accumulate_scores()

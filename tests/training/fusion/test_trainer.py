@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +31,7 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.fusion import group as fused
 from tests.size import examples
-from tests.training.tiny import (
-    CLASSES,
-    CPU,
-    FEATURES,
-    Mlp,
-    Plain,
-    Tiny,
-    always,
-    never,
-    samples,
-)
+from tests.training.tiny import CLASSES, CPU, FEATURES, Mlp, Plain, Tiny, always, never, samples
 
 
 class Grouped(Tiny):
@@ -108,7 +99,29 @@ def grouped(root: Path, model: str = "mlp", **changes: Any) -> Grouped:
     return Grouped(root, {model: MODELS[model]}, **{**defaults, **changes})
 
 
-@pytest.mark.nightly(but=["mlp"])
+@pytest.fixture(params=[(), ("cpu",)], ids=["alone", "together"])
+def evaluated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held-out folds one by one, as on cores, and in one pass, as on a GPU."""
+    monkeypatch.setattr(fused, "TOGETHER", request.param)
+
+
+def test_held_out_folds_in_one_pass_have_the_scores_of_each_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = TrainerParams(epochs=3, eval_batch_size=8)
+    alone, _ = grouped(tmp_path / "alone", params=params).group()
+    monkeypatch.setattr(fused, "TOGETHER", ("cpu",))
+    monkeypatch.setattr(fused.Training, "outputs_on", None)
+    together, _ = grouped(tmp_path / "together", params=params).group()
+    one, other = (
+        [[item.outputs, *map(attrgetter("valid_loss", "accuracy"), item.epochs)] for item in found]
+        for found in (filter(None, results.values()) for results in (alone, together))
+    )
+    torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.nightly(but=["alone-mlp", "together-mlp"])
+@pytest.mark.usefixtures("evaluated")
 @pytest.mark.parametrize("model", MODELS)
 def test_a_group_stopped_after_every_step_gives_the_same_bits(tmp_path: Path, model: str) -> None:
     whole, _ = grouped(tmp_path / "whole", model).group()
@@ -186,6 +199,7 @@ def bursting(optimizer: torch.optim.Optimizer) -> Any:
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: float("inf") if epoch else 1)
 
 
+@pytest.mark.usefixtures("evaluated")
 def test_a_job_that_diverges_ends_early_and_leaves_the_others_alone(tmp_path: Path) -> None:
     params = TrainerParams(epochs=4)
     calm = {"one": "constant", "two": "constant"}
@@ -210,6 +224,7 @@ def test_a_job_that_diverges_ends_early_and_leaves_the_others_alone(tmp_path: Pa
     assert digests(resumed) == {name: digests(results)[name] for name in resumed}
 
 
+@pytest.mark.usefixtures("evaluated")
 def test_a_schedule_that_reacts_has_a_rate_of_its_own_in_each_job(tmp_path: Path) -> None:
     params = TrainerParams(epochs=6)
     schedules = {"constant": "constant", "reduce": "reduce"}
@@ -265,6 +280,7 @@ def test_a_schedule_that_raises_ends_its_own_jobs_only(
             assert result.digest == healthy[job.id].digest
 
 
+@pytest.mark.usefixtures("evaluated")
 def test_an_evaluation_that_raises_ends_its_own_job_only(tmp_path: Path) -> None:
     tiny = grouped(tmp_path, "linear", criterion=quarrelsome)
     results = tiny.execute(*tiny.jobs, trainer="fused")
