@@ -5,7 +5,7 @@
     root_dir/
       run.lock      the process that holds the run has an flock on it
       run.db        plan, jobs, attempts, epochs, results, checkpoints, events, load samples
-      splits.npz    the indices of every fold, and the targets
+      splits.npz    the samples of every fold, and the targets
 
       Model/schedule/fold-0/         checkpoints and log of one job, written by its worker
 

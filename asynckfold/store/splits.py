@@ -1,4 +1,5 @@
-"""``splits.npz``: the indices of every fold, and the targets."""
+"""``splits.npz``: the targets, the held-out samples of every fold, and what it trains on if not all
+others."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ def packed(folds: Sequence[Fold], targets: npt.NDArray[Any]) -> tuple[bytes, str
     arrays: dict[str, npt.NDArray[Any]] = {"targets": np.asarray(targets)}
     for fold in folds:
         name = _name(fold.key)
-        arrays[f"{name}-train"] = fold.train
         arrays[f"{name}-valid"] = fold.valid
+        if not np.array_equal(fold.train, np.delete(np.arange(len(targets)), fold.valid)):
+            arrays[f"{name}-train"] = fold.train
         if fold.inner_valid.size:
             arrays[f"{name}-inner-valid"] = fold.inner_valid
     buffer = io.BytesIO()
@@ -70,8 +71,8 @@ def read(root: Path, plan: Plan, digests: str | None) -> tuple[tuple[Fold, ...],
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             # Inner folds come last.
             keys = sorted({job.key for job in plan.jobs}, key=lambda key: (len(key), key))
-            folds = tuple(_fold(arrays, key) for key in keys)
             targets = arrays["targets"]
+            folds = tuple(_fold(arrays, key, len(targets)) for key in keys)
     except (*FAULTS, OSError, EOFError, zipfile.BadZipFile) as error:
         raise StoreCorruptError(f"{path} is damaged: {one_line(str(error))}") from error
     if folds_fingerprint(folds) != plan.folds:
@@ -84,9 +85,12 @@ def _name(key: tuple[int, ...]) -> str:
     return "-".join(f"{word}{number}" for word, number in zip(words, key, strict=False))
 
 
-def _fold(arrays: Any, key: tuple[int, ...]) -> Fold:
+def _fold(arrays: Any, key: tuple[int, ...], count: int) -> Fold:
     name, (repeat, index, *inner_fold) = _name(key), key
-    train, valid = arrays[f"{name}-train"], arrays[f"{name}-valid"]
-    fold = Fold(repeat, index, train, valid, inner=next(iter(inner_fold), None))
-    inner = f"{name}-inner-valid"
-    return replace(fold, inner_valid=arrays[inner]) if inner in arrays else fold
+    valid = arrays[f"{name}-valid"]
+    usual = {"train": np.delete(np.arange(count), valid), "inner-valid": np.empty(0, np.int64)}
+    train, inner_valid = (
+        arrays[place] if (place := f"{name}-{part}") in arrays else rows
+        for part, rows in usual.items()
+    )
+    return Fold(repeat, index, train, valid, inner_valid, inner=next(iter(inner_fold), None))

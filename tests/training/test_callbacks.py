@@ -11,14 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import (
-    BestWeights,
-    CVResults,
-    EarlyStopping,
-    FitState,
-    GradientNorm,
-    WeightAverage,
-)
+from asynckfold import BestWeights, CVResults, EarlyStopping, FitState, GradientNorm, WeightAverage
 from tests.training.sweeps import (
     ONE_FOLD,
     epoch_batches,

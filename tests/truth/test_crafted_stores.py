@@ -226,6 +226,16 @@ def replace_splits(root: Path, data: bytes) -> None:
     change(root, ("UPDATE meta SET value = ? WHERE key = 'splits'", (digest,)))
 
 
+def test_splits_of_earlier_versions_name_what_folds_train_on(copy: Path) -> None:
+    with RunStore.read(copy) as store:
+        folds, targets = store.splits()
+    parts = ((fold, part) for fold in folds for part in ("train", "valid"))
+    rows = {f"repeat0-fold{fold.index}-{part}": getattr(fold, part) for fold, part in parts}
+    write_splits(copy, targets=targets, **rows)
+    with RunStore.read(copy) as store:
+        assert np.array_equal(store.splits()[0][0].train, folds[0].train)
+
+
 SPLITS: dict[str, Callable[[Path], None]] = {
     "no archive": lambda root: replace_splits(root, b"nothing"),
     "no arrays": lambda root: write_splits(root, other=np.zeros(3)),

@@ -181,9 +181,7 @@ MISFITS: dict[str, tuple[Any, str, str]] = {
 }
 
 
-def test_a_model_that_cannot_take_the_samples_is_refused_by_layer_and_shape(
-    tmp_path: Path,
-) -> None:
+def test_a_model_that_cannot_take_the_samples_is_refused_by_layer_and_shape(tmp_path: Path) -> None:
     models = {**{name: parts[0] for name, parts in MISFITS.items()}, "good": Plain}
     refused = problems(tmp_path / "run", models, ["constant", "cosine"])
     for (rule, received, remedy), (name, (_, where, why)) in zip(
@@ -266,11 +264,7 @@ def test_all_problems_come_at_once_and_each_once(tmp_path: Path) -> None:
     schedules = {"cosine": "cosine", "warm": "warm", "bad": lambda optimizer: None}
     assert [
         rule.split(" must ")[0] for rule, *_ in problems(tmp_path / "r", models, schedules)
-    ] == [
-        "model narrow",
-        "LR schedule bad",
-        "model rows",
-    ]
+    ] == ["model narrow", "LR schedule bad", "model rows"]
 
 
 class Keeping(nn.CrossEntropyLoss):
