@@ -237,13 +237,17 @@ def draw(rows: Sequence[Sequence[Any]], path: Path) -> None:
 
     figure = Figure(layout="constrained")
     axes = figure.subplots()
-    for label in dict.fromkeys((row[0], row[-1]) for row in rows):
-        points = [(row[1] * row[2], row[4]) for row in rows if (row[0], row[-1]) == label]
-        axes.plot(*zip(*sorted(points), strict=True), "o", label=", ".join(label))
+    for place, (model, origin) in enumerate(dict.fromkeys((row[0], row[-1]) for row in rows)):
+        mine = [row for row in rows if (row[0], row[-1]) == (model, origin)]
+        # Rows of one node, and rows of one task a node: both begin with one core.
+        for column, style, what in ((1, "o-", "one node of several tasks"), (2, "s--", "nodes")):
+            points = sorted((row[1] * row[2], row[4]) for row in mine if row[column] == 1)
+            label, (cores, speedups) = f"{model}, {what}, {origin}", zip(*points, strict=True)
+            axes.plot(cores, speedups, style, color=f"C{place}", label=label)
     most = max(row[1] * row[2] for row in rows)
     axes.plot([1, most], [1, most], "k:", label="ideal")
     axes.set(xlabel="cores", ylabel="speedup")
-    axes.legend()
+    figure.legend(loc="outside lower center")
     figure.savefig(path)
 
 
