@@ -1,5 +1,4 @@
-"""``splits.npz``: the targets, the held-out samples of every fold, and what it trains on if not all
-others."""
+"""``splits.npz``: the targets, and of every fold the samples held out; the others if not all."""
 
 from __future__ import annotations
 

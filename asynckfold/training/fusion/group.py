@@ -92,7 +92,7 @@ class Replica(Training):
     generator: torch.Generator = field(kw_only=True)
     loaded: dict[str, Any] | None = None
     saved: tuple[int, int] | None = None
-    computed: torch.Tensor | None = None
+    held_out: torch.Tensor | None = None
 
     def begin_epoch(self) -> None:
         """Order the samples, and seed or restore the replica's generator."""
@@ -141,10 +141,10 @@ class Replica(Training):
         self.epoch, self.batch, self.losses = epoch, min(batch, self.batches), []
 
     def outputs_on(self, indices: Indices) -> torch.Tensor:
-        """Return the outputs on some samples; the group may have computed those held out."""
-        if self.computed is None or indices is not self.valid:
+        """Return the outputs on some samples; the group may know those of the held-out fold."""
+        if self.held_out is None or indices is not self.valid:
             return super().outputs_on(indices)
-        return self.computed
+        return self.held_out
 
     def save(self, report: Report) -> None:
         """Write a checkpoint, unless there is one of this position."""
@@ -160,7 +160,7 @@ each job has the bits of the plain model."""
 
 @torch.no_grad()
 def held_out_outputs(fused: FusedModule, replicas: Sequence[Replica]) -> torch.Tensor:
-    """Return outputs (R, n, ...) on held-out folds; those beyond a fold are of any sample."""
+    """Return outputs (R, n, ...) on held-out folds of up to n samples; rows beyond are any."""
     lead, width = replicas[0], len(replicas)
     rows = pad_sequence([torch.tensor(replica.valid) for replica in replicas])
     # No more memory than a few steps of training, whatever the number of replicas.
@@ -336,7 +336,7 @@ class FusionGroup:
         if self.evaluates_together:
             outputs = held_out_outputs(self.fused, self.replicas)
             for replica, rows in zip(self.replicas, outputs, strict=True):
-                replica.computed = rows[: len(replica.valid)]
+                replica.held_out = rows[: len(replica.valid)]
         marks.append(mark(self.replicas[0].device))
         scored = [(replica, self._scored(replica)) for replica in tuple(self.live)]
         epochs = {replica: epoch for replica, epoch in scored if epoch is not None}
