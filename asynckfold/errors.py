@@ -309,10 +309,10 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     import difflib
 
     word, by_lower = word.lower(), {item.lower(): item for item in valid}
-    holding = [item for item in by_lower if len(word) > 2 and _is_end(word, item)]
+    holding = [
+        item
+        for item in by_lower
+        if len(word) > 2 and (item.startswith(word) or item.endswith(word))
+    ]
     close = sorted(holding, key=len) or difflib.get_close_matches(word, by_lower, n=1)
     return f" Did you mean {by_lower[close[0]]!r}?" if close else ""
-
-
-def _is_end(word: str, item: str) -> bool:
-    return item.startswith(word) or item.endswith(word)

@@ -50,11 +50,7 @@ _CLASHES = (
         ("accumulate",),
         "the built-in step accumulates; a training_step does where opt_fn returns a list",
     ),
-    (
-        ("sample_weight",),
-        ("fit_fn", *_STEPS),
-        "code of the user computes a loss as it is",
-    ),
+    (("sample_weight",), ("fit_fn", *_STEPS), "code of the user computes a loss as it is"),
     (("sample_weight",), ("plan_from",), "jobs whose samples have weights are not fused"),
     (
         ("fit_fn", *_STEPS, "callbacks", "inner_valid", "collate_fn", "sampler", "criterion"),

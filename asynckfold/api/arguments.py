@@ -25,13 +25,7 @@ if TYPE_CHECKING:
     from asynckfold.system.machine import Machine
 
 Task = Literal[
-    "binary",
-    "multiclass",
-    "multilabel",
-    "regression",
-    "segmentation",
-    "reconstruction",
-    "custom",
+    "binary", "multiclass", "multilabel", "regression", "segmentation", "reconstruction", "custom"
 ]
 
 

@@ -225,10 +225,7 @@ def dry_run_notes(call: Call) -> Iterator[str]:
 def hold_run(call: Call) -> Iterator[Call]:
     """Hold the folder of the run, to begin it or to continue it."""
     settings = call.settings
-    with (
-        listening() as call.signals,
-        _held(settings.root, settings.resume) as call.store,
-    ):
+    with listening() as call.signals, _held(settings.root, settings.resume) as call.store:
         call.signals.limit(settings.time_budget_s)
         call.display, call.machine = Display(settings.verbose), settings.present_machine()
         if call.run.reader.has_plan and settings.resume != "never":
@@ -273,11 +270,7 @@ def software_of(call: Call, draft: Plan) -> dict[str, str]:
     settings, store = call.settings, call.store
     plan = call.stored or draft
     reading = call.machine.gpus() if plan.device == "cuda" else GpuReading()
-    here = software(
-        draft.threads_per_job,
-        reading.names,
-        in_workers=settings.engine != "serial",
-    )
+    here = software(draft.threads_per_job, reading.names, in_workers=settings.engine != "serial")
     if settings.threads is None:
         # The threads that were decided belong to the run; those of a new run are set later.
         del here[THREADS]

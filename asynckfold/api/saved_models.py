@@ -414,11 +414,7 @@ def _output_transform(header: Header, passed: Any) -> Any:
 
 
 def _rebuilt(
-    header: Header,
-    number: int,
-    factory: Any,
-    tensors: Mapping[str, torch.Tensor],
-    made_of: str,
+    header: Header, number: int, factory: Any, tensors: Mapping[str, torch.Tensor], made_of: str
 ) -> nn.Module:
     name = re.sub(r"(/repeat-\d+)?/fold-\d+$", "", header.jobs[number])
     if isinstance(factory, Mapping):

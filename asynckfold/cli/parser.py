@@ -172,10 +172,7 @@ VERBS = {
     ),
     "status": VerbWords(
         "print progress, scores so far, and why cores and GPUs are idle",
-        places={
-            **_DIRECTORY,
-            "--watch": _switch("show it on the whole screen until the run ends"),
-        },
+        places={**_DIRECTORY, "--watch": _switch("show it on the whole screen until the run ends")},
     ),
     "report": VerbWords(
         "build the HTML report, figures and tables of a run",

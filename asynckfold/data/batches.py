@@ -37,9 +37,7 @@ from asynckfold.data.transforms.trees import (
     on_device,
     records_in,
 )
-from asynckfold.data.views import (
-    View,
-)
+from asynckfold.data.views import View
 from asynckfold.errors import InputError
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.schema import Schema, UnfitTree, leaves_of, path_text
@@ -393,12 +391,7 @@ class OrderedBatches:
     """Batches of samples in one order: sample numbers and draws are sent to the device once."""
 
     def __init__(
-        self,
-        batches: Batches,
-        view: _ViewBatches,
-        indices: Indices | Tensor,
-        seed: int,
-        epoch: int,
+        self, batches: Batches, view: _ViewBatches, indices: Indices | Tensor, seed: int, epoch: int
     ) -> None:
         self._batches, self._view = batches, view
         self._here = torch.as_tensor(indices)
@@ -454,10 +447,7 @@ class OrderedBatches:
 
 
 def one_by_one(
-    source: SampleSource,
-    steps: Sequence[Step],
-    targets: Array,
-    collation: Collation | None = None,
+    source: SampleSource, steps: Sequence[Step], targets: Array, collation: Collation | None = None
 ) -> Batches:
     """Return batches of one view whose samples are read when they are asked for.
 

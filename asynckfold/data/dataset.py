@@ -262,7 +262,8 @@ def _names(dataset: Any) -> tuple[str, ...]:
 
 def _below_subsets(dataset: Any) -> tuple[Any, Indices | None]:
     rows: Indices | None = None
-    while subset_of(dataset):
+    # A dataset that only selects samples of another.
+    while isinstance(dataset, Subset) and type(dataset).__module__ in _PLAIN:
         below = np.asarray(dataset.indices, dtype=np.int64)
         rows = below if rows is None else below[rows]
         dataset = dataset.dataset
@@ -610,11 +611,6 @@ def _is_exactly(dataset: Any, known: Any) -> bool:
         return False
     methods = (getattr(kind, name, None) for name in ("__getitem__", "__len__"))
     return all(getattr(method, "__module__", None) == place[0] for method in methods)
-
-
-def subset_of(dataset: Any) -> bool:
-    """Return whether a dataset only selects samples of another."""
-    return isinstance(dataset, Subset) and type(dataset).__module__ in _PLAIN
 
 
 def tensors_of(dataset: Any) -> tuple[Tensor, Tensor] | None:

@@ -207,10 +207,7 @@ def _resolved_as(
 
 
 def _resolved(
-    array: Array,
-    names: Sequence[str],
-    criterion: Criterion | None,
-    wanted: str | None = None,
+    array: Array, names: Sequence[str], criterion: Criterion | None, wanted: str | None = None
 ) -> Labels:
     """Resolve labels for what the criterion wants, or without one `wanted`."""
     wanted = wanted if criterion is None else criterion.targets

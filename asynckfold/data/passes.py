@@ -38,14 +38,7 @@ from asynckfold.data.transforms.trees import (
     same_sample,
     to_array,
 )
-from asynckfold.data.views import (
-    Place,
-    TraceFacts,
-    Tracer,
-    make_views,
-    some_samples,
-    train_steps,
-)
+from asynckfold.data.views import Place, TraceFacts, Tracer, make_views, some_samples, train_steps
 from asynckfold.errors import InputError, Problem
 
 BASE: Place = ("dataset", 0)

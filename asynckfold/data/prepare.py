@@ -15,11 +15,7 @@ from torch.utils.data import default_collate
 
 from asynckfold.data.arrays import targets_as_trees
 from asynckfold.data.batches import Collation, DataHandle
-from asynckfold.data.dataset import (
-    OneByOne,
-    SampleSource,
-    open_source,
-)
+from asynckfold.data.dataset import OneByOne, SampleSource, open_source
 from asynckfold.data.duplicates import LeakCheck
 from asynckfold.data.labels import Encoding, Labels, label_array, resolve_labels
 from asynckfold.data.passes import SampleCheck
@@ -37,14 +33,8 @@ from asynckfold.data.shared_arrays import ArraySpec, SharedArray
 from asynckfold.data.table_codes import TableCodes
 from asynckfold.data.transforms.random_numbers import seeded
 from asynckfold.data.transforms.steps import apply
-from asynckfold.data.transforms.trees import (
-    Array,
-    same_sample,
-    tensors_in,
-)
-from asynckfold.data.views import (
-    View,
-)
+from asynckfold.data.transforms.trees import Array, same_sample, tensors_in
+from asynckfold.data.views import View
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.criteria import VALUES, Criterion
 from asynckfold.jobs.objective import REGRESSION
@@ -208,12 +198,7 @@ def prepare(
         dataset, train_transform, eval_transform, random_samples, collates=collate_fn is not None
     )
     source = open_source(dataset)
-    resolve = partial(
-        resolve_labels,
-        names=source.names,
-        criterion=criterion,
-        task=task,
-    )
+    resolve = partial(resolve_labels, names=source.names, criterion=criterion, task=task)
     labels: Labels | None = None
     problems: tuple[Problem, ...] = ()
     if (values := _given_labels(source, targets)) is not None:

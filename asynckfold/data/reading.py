@@ -14,13 +14,7 @@ import numpy as np
 import torch
 
 from asynckfold.data.arrays import NOT_FINITE
-from asynckfold.data.dataset import (
-    SampleSource,
-    file_labels,
-    listing,
-    open_source,
-    redressed,
-)
+from asynckfold.data.dataset import SampleSource, file_labels, listing, open_source, redressed
 from asynckfold.data.passes import Pass, Pipeline, RangeRead, SampleCheck, SampleFacts, Task
 from asynckfold.data.shared_arrays import ArraySpec, SharedArray, mapped_file
 from asynckfold.data.transforms.steps import Step, flatten, is_known, same_steps
@@ -33,11 +27,7 @@ from asynckfold.data.transforms.trees import (
     records_in,
     tensors_in,
 )
-from asynckfold.data.views import (
-    Tracer,
-    Views,
-    make_views,
-)
+from asynckfold.data.views import Tracer, Views, make_views
 from asynckfold.errors import InputError, refuse
 
 STREAMED = "samples are read one by one in the workers, as a DataLoader does, since "

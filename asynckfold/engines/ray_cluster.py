@@ -166,7 +166,8 @@ class RayCluster:
             else:
                 self._end([actor] if isinstance(described, Description) else [])
                 self.kill(actor)
-                problems.append(_node_problem(_host_of(item), described))
+                host = f"{item['NodeManagerHostname']} ({item['NodeManagerAddress']})"
+                problems.append(_node_problem(host, described))
         return problems
 
     def _add(self, item: Mapping[str, Any], actor: Any, described: Description) -> None:
@@ -329,11 +330,6 @@ def _node_problem(host: str, described: Any) -> Problem:
         f"Run there: pip install 'asynckfold[ray]=={asynckfold}' 'torch=={torch}', or pass "
         "ray_runtime_env={'pip': [...]}; see Ray's logs there, or remove the node.",
     )
-
-
-def _host_of(item: Mapping[str, Any]) -> str:
-    """Return host and address of a node, for people."""
-    return f"{item['NodeManagerHostname']} ({item['NodeManagerAddress']})"
 
 
 def free_name(item: Mapping[str, Any], taken: Collection[str]) -> str:

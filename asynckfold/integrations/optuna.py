@@ -127,17 +127,15 @@ class _Runs:
         for folder in dict.fromkeys(item.user_attrs.get(RUN, "") for item in begun):
             if folder and not self._run(folder):
                 return self._best()
-        while (left := n_trials - self._finished()) > 0 and time.monotonic() < self._ends:
-            if not self._run(self._asked(min(left, n_parallel))):
+        while time.monotonic() < self._ends:
+            left = n_trials - sum(item.state.is_finished() for item in self._trials())
+            if left <= 0 or not self._run(self._asked(min(left, n_parallel))):
                 break
         return self._best()
 
     def _trials(self, folder: str = "") -> list[Any]:
         trials = self._study.get_trials(deepcopy=False)
         return [item for item in trials if not folder or item.user_attrs.get(RUN) == folder]
-
-    def _finished(self) -> int:
-        return sum(item.state.is_finished() for item in self._trials())
 
     def _asked(self, count: int) -> str:
         """Ask for trials, and return the folder of their run."""

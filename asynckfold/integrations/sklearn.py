@@ -144,11 +144,7 @@ def on_folds(
 
 
 def _inputs(
-    rows: Array,
-    targets: npt.NDArray[Any],
-    preprocess: Any,
-    fold: Fold,
-    codes: TableCodes | None,
+    rows: Array, targets: npt.NDArray[Any], preprocess: Any, fold: Fold, codes: TableCodes | None
 ) -> npt.NDArray[Any]:
     if preprocess is None:
         return rows.reshape(len(rows), -1)

@@ -123,7 +123,8 @@ def parts_of(net: Any) -> NetParts:
     module = net.module
     name = getattr(module, "__name__", type(module).__name__)
     if (ended := _ended(net, criterion)) is not None:
-        module = functools.partial(ended, _factory(module))
+        is_made = isinstance(module, nn.Module)
+        module = functools.partial(ended, InitialState.of(module) if is_made else module)
     model = functools.partial(module, **of_module) if of_module else module
     return NetParts(
         criterion,
@@ -142,10 +143,6 @@ def _ended(net: Any, criterion: Any) -> type[_WithNonlinearity] | None:
         return OneColumn
     is_log = isinstance(net, NeuralNetClassifier) and isinstance(criterion, nn.NLLLoss)
     return LogProbabilities if is_log else None
-
-
-def _factory(module: Any) -> Callable[..., nn.Module]:
-    return InitialState.of(module) if isinstance(module, nn.Module) else module
 
 
 def _problems(net: Any) -> Iterator[Problem]:

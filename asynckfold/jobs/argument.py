@@ -127,11 +127,7 @@ class Argument:
         text = f"{kind} of {self.unit}" if self.unit else kind
         if self.least is not None and self.most is not None:
             return f"{text} from {self.least} to {self.most}"
-        bounds = {
-            " of at least": self.least,
-            " above": self.above,
-            " and below": self.below,
-        }
+        bounds = {" of at least": self.least, " above": self.above, " and below": self.below}
         return text + "".join(f"{word} {at}" for word, at in bounds.items() if at is not None)
 
     @property

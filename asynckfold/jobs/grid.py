@@ -171,10 +171,7 @@ def _sampled(
 
 
 def _drawn(
-    listed: Mapping[str, Sequence[Option]],
-    drawn: Mapping[str, Any],
-    n_iter: int,
-    random_state: int,
+    listed: Mapping[str, Sequence[Option]], drawn: Mapping[str, Any], n_iter: int, random_state: int
 ) -> list[dict[str, Option]]:
     import numpy as np
     from sklearn.model_selection import ParameterSampler

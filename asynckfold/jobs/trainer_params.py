@@ -64,12 +64,7 @@ class JobTrainer:
 
     trainer: Trainer = argument("plain", group="training")
     processes: int = argument(
-        1,
-        group="training",
-        least=1,
-        reads=by_kind,
-        metavar="N|cpu=N,gpu=N",
-        has_own_check=True,
+        1, group="training", least=1, reads=by_kind, metavar="N|cpu=N,gpu=N", has_own_check=True
     )
     shared_state: bool = argument(False, group="advanced", trainers=("hogwild",))
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = argument("fp32", group="training")

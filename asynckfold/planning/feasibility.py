@@ -36,11 +36,7 @@ def plan_problems(
 
 
 def process_problems(
-    draft: Plan,
-    folds: Sequence[Fold],
-    held: bool,
-    devices: Any,
-    why_no_gpu: str,
+    draft: Plan, folds: Sequence[Fold], held: bool, devices: Any, why_no_gpu: str
 ) -> Iterator[Problem]:
     """Yield why a job cannot train with its processes, or in its data type, here."""
     several = draft.params.processes > 1

@@ -68,11 +68,7 @@ class Grouping:
 
 
 def group(
-    work: Workload,
-    threads: Choice,
-    before: Plan | None,
-    fuse: Fuse,
-    most_bytes: int | None,
+    work: Workload, threads: Choice, before: Plan | None, fuse: Fuse, most_bytes: int | None
 ) -> Grouping:
     """Decide which jobs are fused; a run that has a plan keeps its groups.
 

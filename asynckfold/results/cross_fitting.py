@@ -164,11 +164,10 @@ def blended(
 ) -> tuple[dict[str, float], Floats]:
     """Return the weights of those selected, and each fold's score by weights of the others."""
 
-    def score_with(counts: Indices, part: HeldOutFold) -> float:
-        return score(part.targets, np.average(part.values, axis=0, weights=counts))
-
     counts, scores = cross_fitted(
-        parts, lambda some: greedy_counts(some, score, rounds), score_with
+        parts,
+        lambda some: greedy_counts(some, score, rounds),
+        lambda chosen, part: score(part.targets, np.average(part.values, axis=0, weights=chosen)),
     )
     shares = (counts / counts.sum()).tolist()
     weights = {name: share for name, share in zip(names, shares, strict=True) if share}

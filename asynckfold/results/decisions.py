@@ -247,10 +247,9 @@ def calibrator_of(
         chosen = best_temperature(codes, shares)
         return chosen, lambda each: scaled(each, chosen)
 
-    def rescaled(fitted: tuple[float | None, Rescale], part: HeldOutFold) -> Floats:
-        return fitted[1](codes_and_shares([part], objective)[1])
-
-    (temperature, rescale), parted = cross_fitted(parts, fit, rescaled)
+    (temperature, rescale), parted = cross_fitted(
+        parts, fit, lambda fitted, part: fitted[1](codes_and_shares([part], objective)[1])
+    )
     codes, before = codes_and_shares(parts, objective)
     after = np.concatenate(parted)
     losses = log_loss(codes, before), log_loss(codes, after)

@@ -138,10 +138,7 @@ def confidence_interval(
 
 
 def paired_differences(
-    names: Sequence[str],
-    scores: Floats,
-    folds: Sequence[Fold],
-    largest: float = math.inf,
+    names: Sequence[str], scores: Floats, folds: Sequence[Fold], largest: float = math.inf
 ) -> Columns:
     """Compare all pairs over the folds that both have, by the corrected resampled t test.
 

@@ -111,13 +111,11 @@ def make_verdict(rows: Sequence[Candidate], metric: str, folds: Sequence[Fold]) 
         tuple(filter(None, lr_schedules.unbeaten)),
         first.name if first and is_won and (best == levels or not is_compared) else None,
         tuple(map(one_line, sentences)),
-        one_line(_outlook(models, lr_schedules, folds)) if all(map(_is_over, rows)) else "",
+        one_line(_outlook(models, lr_schedules, folds))
+        if all(row.status != "pending" for row in rows)
+        else "",
         tuple(map(one_line, comparisons)),
     )
-
-
-def _is_over(row: Candidate) -> bool:
-    return row.status != "pending"
 
 
 def _outlook(models: Factor, lr_schedules: Factor, folds: Sequence[Fold]) -> str:

@@ -101,7 +101,11 @@ def place(
         room = Cluster(nodes)
         placements = [room.take(request) for request in backlog.in_turn(room)]
     if not placements and not reservations:
-        placements = _force(backlog, [node for node in load.nodes if not node.blocked])
+        # The longest job whose device has room, though it does not fit.
+        able = [node for node in load.nodes if not node.blocked]
+        placements = _forced(backlog, able, spare_busy=True) or _forced(
+            backlog, able, spare_busy=False
+        )
     if empty := [node for node in nodes if not node.jobs]:
         # What was forced has not reduced the capacity of its node.
         forced = {placement.node: placement.jobs for placement in placements}
@@ -121,11 +125,6 @@ def _alone(
         for request in backlog.in_turn(cluster)
         if (request.jobs or (request.job_id,)) not in forced.values()
     ]
-
-
-def _force(backlog: Backlog, nodes: Sequence[Load]) -> list[Placement]:
-    """Place the longest job whose device has room, though it does not fit."""
-    return _forced(backlog, nodes, spare_busy=True) or _forced(backlog, nodes, spare_busy=False)
 
 
 def _forced(backlog: Backlog, nodes: Sequence[Load], spare_busy: bool) -> list[Placement]:

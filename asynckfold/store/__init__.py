@@ -29,14 +29,7 @@ from __future__ import annotations
 from asynckfold.store.layout import job_folder
 from asynckfold.store.opening import open_run, refuse_other
 from asynckfold.store.reader import RunReader
-from asynckfold.store.records import (
-    Attempt,
-    Event,
-    Interim,
-    Sample,
-    SessionTimes,
-    WaitReasons,
-)
+from asynckfold.store.records import Attempt, Event, Interim, Sample, SessionTimes, WaitReasons
 from asynckfold.store.run_store import RunStore
 
 __all__ = [

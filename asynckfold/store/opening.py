@@ -13,13 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asynckfold.errors import (
-    PlanMismatchError,
-    Problem,
-    StoreCorruptError,
-    nearest,
-    refuse,
-)
+from asynckfold.errors import PlanMismatchError, Problem, StoreCorruptError, nearest, refuse
 from asynckfold.jobs.digests.changes import WEIGHTS
 from asynckfold.jobs.plan import Plan
 from asynckfold.store.database import (

@@ -15,13 +15,7 @@ from asynckfold.jobs.candidate_names import base_of
 from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Result
-from asynckfold.store.layout import (
-    CHECKPOINT,
-    SPLITS,
-    SUMMARY,
-    foreign_names,
-    job_folder,
-)
+from asynckfold.store.layout import CHECKPOINT, SPLITS, SUMMARY, foreign_names, job_folder
 from asynckfold.system.files import (
     TEMPORARY,
     is_plain,

@@ -40,13 +40,7 @@ from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.reproducibility import with_left
 from asynckfold.scheduling.wait_reasons import blocked_everywhere
 from asynckfold.store import RunStore, WaitReasons
-from asynckfold.sweep.attempts import (
-    Attempts,
-    Finish,
-    RunningJobs,
-    RunningPlacement,
-    SweepObserver,
-)
+from asynckfold.sweep.attempts import Attempts, Finish, RunningJobs, RunningPlacement, SweepObserver
 from asynckfold.sweep.pending import PendingJobs
 from asynckfold.sweep.tasks import TICK_SECONDS, Patience, Sampler
 from asynckfold.system.signals import Interruption

@@ -49,8 +49,9 @@ def limits(host: Host | None = None) -> tuple[Limit, ...]:
     host = host or Host()
     return (
         Limit("affinity", len(host.affinity())),
-        Limit("cgroup v2 quota", _cores(quota_v2(host))),
-        Limit("cgroup v1 quota", _cores(quota_v1(host))),
+        # Of a quota, the smallest from the control group up to the root counts.
+        Limit("cgroup v2 quota", _cores(_max_cores(at / "cpu.max") for at in _folders_v2(host))),
+        Limit("cgroup v1 quota", _cores(_cfs_cores(at) for at in _folders_v1(host, "cpu"))),
         Limit("SLURM_CPUS_PER_TASK", _count(host, "SLURM_CPUS_PER_TASK")),
         Limit("SLURM_CPUS_ON_NODE", _count(host, "SLURM_CPUS_ON_NODE")),
         Limit("ASYNCKFOLD_CPU_COUNT", _own_count(host)),
@@ -74,8 +75,9 @@ def allowed_cores(host: Host | None = None) -> tuple[int, ...]:
     return tuple(sorted(host.affinity()))[: binding_limit(limits(host)).cores]
 
 
-def _cores(quota: float | None) -> int | None:
-    """Round a quota up, as joblib does."""
+def _cores(quotas: Iterator[float | None]) -> int | None:
+    """Round the smallest quota up, as joblib does."""
+    quota = min((item for item in quotas if item is not None), default=None)
     return None if quota is None else max(1, math.ceil(quota))
 
 
@@ -91,16 +93,6 @@ def _own_count(host: Host) -> int | None:
         rule = f"{name} must be a whole number of at least 1"
         refuse([Problem(rule, repr(text), f"Set {name}=1 or more, or unset it.")])
     return count
-
-
-def quota_v2(host: Host) -> float | None:
-    """Return the smallest ``cpu.max`` from the control group up to the root, in cores."""
-    return _least(_max_cores(folder / "cpu.max") for folder in _folders_v2(host))
-
-
-def quota_v1(host: Host) -> float | None:
-    """Return the smallest ``cpu.cfs_quota_us`` from the control group up to the root, in cores."""
-    return _least(_cfs_cores(folder) for folder in _folders_v1(host, "cpu"))
 
 
 def _max_cores(path: Path) -> float | None:
@@ -224,10 +216,6 @@ def _upward(mount: Path, path: str) -> Iterator[Path]:
     names = [name for name in path.split("/") if name not in ("", "..")]
     for length in range(len(names), -1, -1):
         yield mount.joinpath(*names[:length])
-
-
-def _least(values: Iterator[float | None]) -> float | None:
-    return min((value for value in values if value is not None), default=None)
 
 
 def _read(path: Path) -> str:

@@ -20,27 +20,15 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from typing import Any
 
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.placement import Load, Placement
-from asynckfold.system.cpu_load import (
-    WINDOW_SECONDS,
-    BusyCores,
-    LoadSampler,
-    with_hysteresis,
-)
+from asynckfold.system.cpu_load import WINDOW_SECONDS, BusyCores, LoadSampler, with_hysteresis
 from asynckfold.system.gpus import GpuLoad, GpuReading, load_nvml, read_gpus
-from asynckfold.system.limits import (
-    Host,
-    Limit,
-    allowed_cores,
-    binding_limit,
-    group_memory,
-    limits,
-)
+from asynckfold.system.limits import Host, Limit, allowed_cores, binding_limit, group_memory, limits
 from asynckfold.system.process import has_gpu
 from asynckfold.system.readers import UNREADABLE, CounterReaders
 from asynckfold.system.units import gibibytes
@@ -245,8 +233,9 @@ class Machine:
         return self._free_memory(self._available_memory(), workers)
 
     def _free_memory(self, available: int | None, workers: Mapping[int, tuple[int, ...]]) -> int:
-        # If unknown, one job runs at a time.
-        return (available or 0) + sum(self._private_memory(pid) for pid in workers)
+        # If unknown, one job runs at a time. The memory of a process that ended is available.
+        sizes = (_size(partial(self._readers.private_memory, pid)) for pid in workers)
+        return (available or 0) + sum(size or 0 for size in sizes)
 
     def _available_memory(self) -> int | None:
         available = _size(self._readers.available_memory)
@@ -254,10 +243,6 @@ class Machine:
         if group is None or available is None:
             return available
         return min(available, group.free)
-
-    def _private_memory(self, pid: int) -> int:
-        # The memory of a process that ended is already available.
-        return _size(lambda: self._readers.private_memory(pid)) or 0
 
     def gpus(self, pids: Collection[int] = ()) -> GpuReading:
         """Return the GPUs that may be used, or why there are none.
@@ -281,11 +266,7 @@ class Machine:
     def limits(self, n_jobs: int | None = None) -> tuple[Limit, ...]:
         """Return every limit on the cores, including the user's."""
         reserve = self.max_cores if self._reserved else None
-        return (
-            *limits(self._host),
-            Limit("reserve_cores", reserve),
-            Limit("n_jobs", n_jobs),
-        )
+        return (*limits(self._host), Limit("reserve_cores", reserve), Limit("n_jobs", n_jobs))
 
     def describe(self, n_jobs: int | None = None) -> dict[str, Any]:
         """Return the machine as plain data, for ``asynckfold doctor`` and the store.

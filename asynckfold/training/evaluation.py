@@ -46,11 +46,7 @@ if TYPE_CHECKING:
 
 
 def loss_and_accuracy(
-    outputs: torch.Tensor,
-    targets: Any,
-    criterion: Any,
-    objective: Objective,
-    like: Any = None,
+    outputs: torch.Tensor, targets: Any, criterion: Any, objective: Objective, like: Any = None
 ) -> list[torch.Tensor]:
     """Return the loss of all outputs (n, ...) at once, and the accuracy, in float64.
 

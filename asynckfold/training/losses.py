@@ -96,10 +96,7 @@ def class_weights(
 
 
 def portions(
-    criterion: Callable[..., Any],
-    plan: Plan,
-    sizes: Sequence[int],
-    targets: Callable[[], Any],
+    criterion: Callable[..., Any], plan: Plan, sizes: Sequence[int], targets: Callable[[], Any]
 ) -> list[float]:
     """Return factors by which the losses of a batch's parts add up to the loss of the batch.
 

@@ -14,11 +14,7 @@ from torch.optim import Optimizer, lr_scheduler
 from asynckfold.errors import InputError, refuse
 from asynckfold.jobs.recipe import named_lr_schedules
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training.optimizers import (
-    SeveralOptimizers,
-    SeveralSchedules,
-    schedules_of,
-)
+from asynckfold.training.optimizers import SeveralOptimizers, SeveralSchedules, schedules_of
 
 Schedule = lr_scheduler.LRScheduler
 

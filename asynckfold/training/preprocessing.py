@@ -103,11 +103,7 @@ def transform(fit: Any, rows: Any) -> torch.Tensor:
 
 
 def _fitted(
-    preprocess: Any,
-    rows: Array,
-    targets: torch.Tensor,
-    train: Indices,
-    codes: TableCodes | None,
+    preprocess: Any, rows: Array, targets: torch.Tensor, train: Indices, codes: TableCodes | None
 ) -> tuple[Any, Array]:
     """Return a fitted clone, and its output for the training rows."""
     from sklearn.base import clone

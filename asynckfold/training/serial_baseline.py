@@ -243,9 +243,7 @@ def _built(
     bundle = replace(bundle, plan=replace(plan, params=replace(plan.params, **changes)))
     device = device if plan.device_of(job.candidate) == "cuda" else _CPU
     built = setup.build(
-        *(bundle, Task(job, 0), data, device, log, Heartbeat()),
-        pretrains=pretrains,
-        ordinary=True,
+        *(bundle, Task(job, 0), data, device, log, Heartbeat()), pretrains=pretrains, ordinary=True
     )
     train_view, eval_view = views(bundle, data, built.data, bundle.fold_of(job))
     return _OrdinaryTraining(**vars(built), train_view=train_view, eval_view=eval_view)

@@ -15,13 +15,7 @@ from asynckfold.jobs.messages import Note, Task
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import (
-    batches,
-    checkpoint,
-    lr_schedules,
-    pretraining,
-    seeding,
-)
+from asynckfold.training import batches, checkpoint, lr_schedules, pretraining, seeding
 from asynckfold.training.batches import samples_per_epoch
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.callbacks import callbacks_of

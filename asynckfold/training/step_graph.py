@@ -337,17 +337,17 @@ def prepare(training: Training, recorder: CudaRecorder | None = None) -> None:
     for obstacle in _first_obstacles(training):
         training.log.write(why_not(NotCapturable(obstacle)))
         if is_timed:
-            training.graph = ShareMeter(_eager, recorder.kernel_seconds, PROFILED_SECONDS)
+            training.graph = ShareMeter(
+                lambda job: training_step(job, *job.samples_of(job.batch)),
+                recorder.kernel_seconds,
+                PROFILED_SECONDS,
+            )
         return
     optimizer = GraphOptimizer(training.optimizer, training.scaler)
     step = JobStep(training, recorder.generator.device)
     graph = StepGraph(step, [optimizer], training.device, recorder, is_timed=is_timed)
     take = functools.partial(_step_by, graph, optimizer)
     training.graph = functools.partial(_untimed, graph, take, recorder) if is_timed else take
-
-
-def _eager(training: Training) -> Tensor:
-    return training_step(training, *training.samples_of(training.batch))
 
 
 def _untimed(

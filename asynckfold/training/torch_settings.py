@@ -137,10 +137,7 @@ SETTINGS: tuple[Setting, ...] = (
         if _backends.opt_einsum.is_available()
     ),
     Setting(
-        "mha.fastpath",
-        _backends.mha.get_fastpath_enabled,
-        _backends.mha.set_fastpath_enabled,
-        True,
+        "mha.fastpath", _backends.mha.get_fastpath_enabled, _backends.mha.set_fastpath_enabled, True
     ),
     *(
         Setting(

@@ -162,7 +162,9 @@ class UserLoop(Training):
         return Context(
             self.model,
             Loader(self.batches, self._train_batches),
-            Loader(-(-len(self.valid) // size), self._valid_batches),
+            Loader(
+                -(-len(self.valid) // size), lambda: (batch for batch, _ in self.held_out_batches())
+            ),
             alone(optimizers_of(self.optimizer)),
             alone(schedules_of(self.lr_schedule)),
             as_given(self.criterion),
@@ -214,9 +216,6 @@ class UserLoop(Training):
             self.report_event(Progress(job, self.task.attempt, *place, math.nan))
         if (self.stopwatch.call_uncounted(self.stop) or self.stopwatch.expired) and not first:
             raise StopSignal
-
-    def _valid_batches(self) -> Iterator[Any]:
-        return (batch for batch, _ in self.held_out_batches())
 
     def _report(self, **metrics: Any) -> None:
         item = reported(metrics, len(self.epochs) + 1, self._rate())

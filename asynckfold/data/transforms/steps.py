@@ -11,12 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asynckfold.data.transforms.random_numbers import (
-    Draw,
-    generators_kept,
-    seed_generators,
-    varies,
-)
+from asynckfold.data.transforms.random_numbers import Draw, generators_kept, seed_generators, varies
 from asynckfold.data.transforms.trees import Kind, Records, copied, native, to_array
 from asynckfold.jobs.digests.run import digest_of
 

@@ -405,12 +405,7 @@ class PartDigests:
             self._imported(name, package)
 
     def _variable(
-        self,
-        word: str,
-        name: str,
-        value: Any,
-        chain: tuple[str, ...],
-        used: bytecode.Use,
+        self, word: str, name: str, value: Any, chain: tuple[str, ...], used: bytecode.Use
     ) -> None:
         """Record a variable, or only the settings that are read of it."""
         if isinstance(value, (type, FunctionType, ModuleType)):

@@ -12,12 +12,7 @@ from markupsafe import Markup
 from asynckfold.results.report import figures, svg
 from asynckfold.results.report import sentences as say
 from asynckfold.results.report.candidate_rows import CandidateRow
-from asynckfold.results.report.figures import (
-    HEIGHT,
-    Line,
-    Panel,
-    places_of,
-)
+from asynckfold.results.report.figures import HEIGHT, Line, Panel, places_of
 from asynckfold.results.report.predictions import spread
 from asynckfold.results.report.sentences import interval, number, plural
 from asynckfold.results.report.summary import Summary

@@ -289,11 +289,7 @@ def baseline(run: Summary) -> PageTable:
     titles += ["accuracy, serial", "accuracy, packed", "difference"] * accuracies
     disturbance = run.speedup.disturbance if run.speedup else ""
     rows = [
-        (
-            row.name,
-            *say.times(row, disturbance),
-            *(_accuracies(row) if accuracies else ()),
-        )
+        (row.name, *say.times(row, disturbance), *(_accuracies(row) if accuracies else ()))
         for row in run.candidates[:ROWS]
     ]
     columns = [("candidate", "name"), *_numbers(*titles)]

@@ -144,8 +144,7 @@ class Summary:
                 comparisons=tuple(map(say, verdict.comparisons)),
             ),
             audit=replace(
-                audit,
-                findings=tuple(replace(each, sentence=say(each.sentence)) for each in audit),
+                audit, findings=tuple(replace(each, sentence=say(each.sentence)) for each in audit)
             ),
             highest=self.highest and labels[self.highest],
             bars=tuple(map(name, self.bars)),
@@ -267,10 +266,7 @@ def facts_of(plan: Plan, outcome: CVResults) -> dict[str, Any]:
         "random_state": plan.random_state,
         "threads_per_job": plan.threads_text,
         "device": plan.device_text,
-        "params": {
-            **params,
-            "channels_last": ", ".join(plan.channels_last) or "no model",
-        },
+        "params": {**params, "channels_last": ", ".join(plan.channels_last) or "no model"},
         "recipe": flat(plan.recipe),
         "dataset": plan.dataset,
         "folds_fingerprint": plan.folds,

@@ -27,13 +27,7 @@ from asynckfold.training.calls import ONE, outputs_of
 from asynckfold.training.dry_run import checks, criteria, state, user_code
 from asynckfold.training.dry_run.fingerprints import tensors_of
 from asynckfold.training.dry_run.outputs import evaluation_depends_on, output_sample
-from asynckfold.training.dry_run.refusals import (
-    attempting,
-    first_line,
-    kinds_of,
-    layer_of,
-    trying,
-)
+from asynckfold.training.dry_run.refusals import attempting, first_line, kinds_of, layer_of, trying
 from asynckfold.training.dry_run.schedule_fit import check_lr_schedule, without_schedule
 from asynckfold.training.dry_run.user_code import Batch, Live
 from asynckfold.training.flops import FlopCounter

@@ -26,13 +26,7 @@ from torch.utils import _pytree as pytree
 from asynckfold.data.batches import Batches, WeightedTargets
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run.refusals import kinds_of, trying
-from asynckfold.training.losses import (
-    WeightedCriterion,
-    as_given,
-    criterion_for,
-    means,
-    of_rows,
-)
+from asynckfold.training.losses import WeightedCriterion, as_given, criterion_for, means, of_rows
 from asynckfold.training.torch_internals import OperationWatch
 from asynckfold.training.user_steps import Refusal
 
@@ -84,9 +78,7 @@ def mixes_samples(
     (torch.Size([8, 1]), torch.Size([8]))
     """
     leaves = pytree.tree_map_only(
-        torch.Tensor,
-        lambda item: item.detach().requires_grad_(item.is_floating_point()),
-        outputs,
+        torch.Tensor, lambda item: item.detach().requires_grad_(item.is_floating_point()), outputs
     )
     watch = _Watch(list(_tensors(leaves)), targets)
     # The criterion worked unwatched; if watching breaks it, that is no fault of the criterion.

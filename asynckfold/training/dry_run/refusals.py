@@ -36,9 +36,7 @@ def first_line(error: Exception) -> str:
 
 @contextmanager
 def attempting(
-    rule: str,
-    where: Callable[[Exception], str] = lambda error: "",
-    remedy: str = "Correct it",
+    rule: str, where: Callable[[Exception], str] = lambda error: "", remedy: str = "Correct it"
 ) -> Iterator[None]:
     """Refuse what torch, Python or a library raises, but nothing that the user's code raises.
 

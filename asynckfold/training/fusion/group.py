@@ -39,25 +39,11 @@ from asynckfold.data.batches import Batches
 from asynckfold.data.transforms.trees import mapped, tensors_in
 from asynckfold.errors import StorageError, StoreCorruptError, WorkerDiedError
 from asynckfold.jobs.folds import Fold, Indices
-from asynckfold.jobs.messages import (
-    CheckpointRef,
-    JobEnd,
-    Note,
-    RetryableFailure,
-    RunEvent,
-    Task,
-)
+from asynckfold.jobs.messages import CheckpointRef, JobEnd, Note, RetryableFailure, RunEvent, Task
 from asynckfold.jobs.result import Result
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import (
-    checkpoint,
-    evaluation,
-    loop,
-    lr_schedules,
-    seeding,
-    setup,
-)
+from asynckfold.training import checkpoint, evaluation, loop, lr_schedules, seeding, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.calls import call_model, outputs_of
 from asynckfold.training.cuda_graph import recorder_on

@@ -188,12 +188,10 @@ def _packed(tree: Any) -> bytes:
 
     A pipe of torch would send a tensor as the name of shared memory, which a kill leaves behind.
     """
-    return pickle.dumps(pytree.tree_map_only(torch.Tensor, _on_cpu, tree))
-
-
-def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     # A view would be pickled with all of its storage.
-    return tensor.detach().to("cpu", copy=True)
+    return pickle.dumps(
+        pytree.tree_map_only(torch.Tensor, lambda item: item.detach().to("cpu", copy=True), tree)
+    )
 
 
 Part = Callable[[Any, int, int], Sequence[torch.Tensor]]

@@ -140,11 +140,7 @@ def _prepared(bundle: Bundle, placement: Placement, report: Report) -> Iterator[
 
 
 def in_turn(
-    placement: Placement,
-    tasks: Sequence[Task],
-    results: list[Any],
-    report: Report,
-    stop: Stop,
+    placement: Placement, tasks: Sequence[Task], results: list[Any], report: Report, stop: Stop
 ) -> Iterator[Sequence[Task]]:
     """Yield the jobs of a row one by one, and report each result when the next job begins.
 

@@ -49,13 +49,7 @@ from asynckfold.training.bundle import Bundle
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.job_log import JobLog, NoLog
 from asynckfold.training.training_run import EVENT_SECONDS
-from asynckfold.training.worker.execute import (
-    FEW_FILES,
-    Stop,
-    execute,
-    in_turn,
-    outcome_of,
-)
+from asynckfold.training.worker.execute import FEW_FILES, Stop, execute, in_turn, outcome_of
 from asynckfold.training.worker.reads import Reads, read_range
 from asynckfold.training.worker.spinning import SpinSwitch
 
