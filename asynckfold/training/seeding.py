@@ -37,11 +37,6 @@ def seed_all(seed: int) -> None:
         torch.cuda.manual_seed(seed)
 
 
-def generator_on(device: torch.device) -> torch.Generator:
-    """Return a generator of the kind from which a model on a device draws."""
-    return torch.Generator(device if device.type == "cuda" else "cpu")
-
-
 def state_on(device: torch.device) -> torch.Tensor:
     """Return the state of the generator from which a model on a device draws."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

@@ -40,6 +40,11 @@ class GroupCriterion:
         ]
         return torch.stack([loss.reshape(()) for loss in each])
 
+    def beside(self, criteria: Sequence[Any]) -> GroupCriterion:
+        """Return the same computation for other copies of the criterion."""
+        fused = None if self.fused is None else self.fused.beside([*map(_as_module, criteria)])
+        return GroupCriterion(criteria, fused)
+
     def part(self, replicas: range) -> GroupCriterion:
         """Return the criterion of consecutive replicas."""
         fused = None if self.fused is None else self.fused.part(replicas)
@@ -61,6 +66,10 @@ class _AsModule(nn.Module):
         return self.function(outputs, targets)
 
 
+def _as_module(criterion: Any) -> nn.Module:
+    return criterion if isinstance(criterion, nn.Module) else _AsModule(criterion)
+
+
 def fuse_criterion(
     criterion: Callable[..., Any], width: int, outputs: Any, targets: torch.Tensor
 ) -> GroupCriterion:
@@ -69,11 +78,10 @@ def fuse_criterion(
     Outputs, a tensor or a tree, and targets (B, ...) are examples of one replica.
     """
     copies = [copy.deepcopy(criterion) for _ in range(width)]
-    modules = [item if isinstance(item, nn.Module) else _AsModule(item) for item in copies]
     examples = [mapped(_leaf, outputs), targets]
     # Whatever the user's code raises, the criteria are computed one by one.
     try:
-        together = GroupCriterion(copies, fuse(modules, examples))
+        together = GroupCriterion(copies, fuse([*map(_as_module, copies)], examples))
         together(*mapped(lambda item: torch.stack([item] * width), tuple(examples)))
     except Exception:  # noqa: BLE001
         return GroupCriterion(copies)

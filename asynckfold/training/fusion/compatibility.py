@@ -19,19 +19,16 @@ def check(models: Sequence[nn.Module], arguments: Arguments) -> None:
     """Refuse models that are not replicas, or whose forward does more than compute."""
     for problem in chain(_differences(models), model_state.hooks(models[0])):
         raise NotFusible(problem)
+    probe = copied(models[0])
     for training in (False, True):
         # The user's code may raise anything; that becomes the reason.
         try:
-            effects = _effects(copied(models[0]).train(training), arguments)
+            run = partial(arguments.call, probe.train(training), arguments.example)
+            effects = list(model_state.side_effects_of(probe, run))
         except Exception as error:
             raise NotFusible(f"its forward raises {first_sentence(error)}") from error
         for problem in effects:
             raise NotFusible(problem)
-
-
-def _effects(probe: nn.Module, arguments: Arguments) -> list[str]:
-    run = partial(arguments.call, probe, arguments.example)
-    return list(model_state.side_effects_of(probe, run))
 
 
 def surely_alike(models: Sequence[nn.Module]) -> bool:

@@ -33,7 +33,13 @@ from torch.overrides import TorchFunctionMode
 from asynckfold.data.transforms.trees import mapped, tensors_in
 from asynckfold.training import seeding
 from asynckfold.training.calls import call_model, outputs_of
-from asynckfold.training.fusion.backward import Batch, backward, fuse_criterion, parts_of
+from asynckfold.training.fusion.backward import (
+    Batch,
+    GroupCriterion,
+    backward,
+    fuse_criterion,
+    parts_of,
+)
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.module import FusedModule, fuse
 from asynckfold.training.fusion.tracing import copied
@@ -97,14 +103,33 @@ def check_equivalence(
     precision : {"fp32", "tf32", "bf16"}
         What the models will compute in; float64 and float32 are always compared.
     """
+    outcome = _checked(models, criterion, batches, precision, traced_once=True)
+    if outcome.refusal is None:
+        return outcome
+    # A graph holds numbers of a forward in the format in which it was traced.
+    return _checked(models, criterion, batches, precision, traced_once=False)
+
+
+def _checked(
+    models: Sequence[nn.Module],
+    criterion: Callable[..., Any],
+    batches: Sequence[Batch],
+    precision: str,
+    *,
+    traced_once: bool,
+) -> Equivalence:
     largest: dict[str, float] = {}
+    traced = None
     for name, (dtype, _, allowed) in CHECKS.items():
         if name == "bfloat16" and precision != "bf16":
             continue
         # Whatever the user's code raises, say in another precision, is the reason.
         try:
             with seeding.preserved():
-                comparison = _Comparison(models, criterion, batches, name)
+                if not largest:
+                    models = [_disturbed(copied(model)).train() for model in models]
+                    traced = _traced(models, criterion, batches[0]) if traced_once else None
+                comparison = _Comparison(models, criterion, batches, name, traced)
                 comparison.run()
         except NotFusible as error:
             return Equivalence(largest, str(error))
@@ -151,6 +176,16 @@ def _wide(item: Any) -> Any:
     return torch.float64 if item is torch.float32 else item
 
 
+_Traced = tuple[FusedModule, GroupCriterion]
+
+
+def _traced(models: Sequence[nn.Module], criterion: Callable[..., Any], batch: Batch) -> _Traced:
+    inputs, targets = batch
+    fused = fuse([copied(model) for model in models], [inputs])
+    outputs = call_model(copied(models[0]), inputs)
+    return fused, fuse_criterion(criterion, len(models), outputs, targets)
+
+
 class _Comparison:
     """Fused and plain training, in one precision; ``worst`` are differences by kind."""
 
@@ -160,23 +195,24 @@ class _Comparison:
         criterion: Callable[..., Any],
         batches: Sequence[Batch],
         name: str,
+        traced: _Traced | None,
     ) -> None:
         self.name = name
         dtype, self.precision, _ = CHECKS[name]
-        self.plain = [_disturbed(copied(model)).to(dtype).train() for model in models]
+        self.plain = [copied(model).to(dtype) for model in models]
+        self.criteria = [copy.deepcopy(criterion) for _ in models]
+        nn.ModuleList([item for item in self.criteria if isinstance(item, nn.Module)]).to(dtype)
         self.batches = [
             mapped(lambda x: x.to(dtype) if x.is_floating_point() else x, batch)
             for batch in batches
         ]
-        inputs, targets = self.batches[0]
         # Only around the user's code: each operation in it takes some microseconds more.
         self.widened: Any = _Float64 if name == "float64" else nullcontext
-        self.criteria = [copy.deepcopy(criterion) for _ in models]
-        nn.ModuleList([item for item in self.criteria if isinstance(item, nn.Module)]).to(dtype)
-        with self.widened():
-            self.fused = fuse([copied(model) for model in self.plain], [inputs])
-            outputs = call_model(copied(self.plain[0]), inputs)
-            self.criterion = fuse_criterion(self.criteria[0], len(models), outputs, targets)
+        if traced is None:
+            with self.widened():
+                traced = _traced(self.plain, self.criteria[0], self.batches[0])
+        self.fused = traced[0].beside(self.plain)
+        self.criterion = traced[1].beside(self.criteria)
         self.generators = [torch.Generator().manual_seed(i) for i in range(len(models))]
         self.worst = dict.fromkeys(("losses", "gradients", "buffers", "outputs"), 0.0)
 
@@ -210,8 +246,7 @@ class _Comparison:
         gradients = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
         self._compare("losses", {"": fused_loss}, {"": loss.detach()})
         self._compare("gradients", self.fused.gradients_of(index), gradients)
-        buffers = [dict(model.named_buffers()) for model in (self.fused.models[index], plain)]
-        self._compare("buffers", *buffers)
+        self._compare("buffers", self.fused.buffers_of(index), dict(plain.named_buffers()))
 
     def _compare(self, kind: str, fused: Tensors, plain: Tensors) -> None:
         """Compare by name; what only one of them has is compared with zeros."""

@@ -120,15 +120,17 @@ class Stack:
         self._parameters = {k: t for k, t in tensors.items() if isinstance(t, nn.Parameter)}
 
     @classmethod
-    def of(cls, models: Sequence[nn.Module], slots: Mapping[str, Slot]) -> Stack:
-        """Stack the models' tensors, and make them views of the stack."""
+    def of(
+        cls, models: Sequence[nn.Module], slots: Mapping[str, Slot], *, binds: bool = True
+    ) -> Stack:
+        """Stack the models' tensors, and let `binds` make them views of the stack."""
         named = [dict(m.named_parameters()) | dict(m.named_buffers()) for m in models]
         tensors: dict[str, torch.Tensor] = {}
         with torch.no_grad():
             for name, slot in slots.items():
                 plain = [tensors_of[name].detach().permute(slot.order) for tensors_of in named]
                 stacked = torch.stack(plain).contiguous()
-                for values, tensors_of in zip(stacked, named, strict=True):
+                for values, tensors_of in zip(stacked, named, strict=True) if binds else ():
                     # The objects stay, so that optimizers and ties that hold them stay valid.
                     tensors_of[name].data = values.permute(slot.inverse)
                 if slot.is_parameter:

@@ -73,6 +73,12 @@ class FusedModule:
             )
         return self._parts[replicas]
 
+    def beside(self, models: Sequence[nn.Module]) -> FusedModule:
+        """Return the same computation over copies of what other replicas hold, in their dtype."""
+        stack = Stack.of(models, self._programs.slots, binds=False)
+        generators = _generators(self.generators[0].device, len(models))
+        return FusedModule(models, self._programs, stack, generators)
+
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return the stacked parameters by the name in the plain model, tied ones once."""
         return self.stack.parameters()
@@ -88,6 +94,14 @@ class FusedModule:
             name: self.stack.plain(name, parameter.grad, replica)
             for name, parameter in self.parameters().items()
             if parameter.grad is not None
+        }
+
+    def buffers_of(self, replica: int) -> dict[str, torch.Tensor]:
+        """Return one replica's buffers by name, as views."""
+        return {
+            name: self.stack.plain(name, tensor, replica)
+            for name, tensor in self.stack.tensors.items()
+            if not self.stack.slots[name].is_parameter
         }
 
 
@@ -121,6 +135,11 @@ def fuse(models: Sequence[nn.Module], example_inputs: Sequence[Any]) -> FusedMod
     for model, mode in zip(models, modes, strict=True):
         for module, training in zip(model.modules(), mode, strict=True):
             module.training = training
-    device = arguments.example[0].device
-    generators = [seeding.generator_on(device).manual_seed(index) for index in range(len(models))]
+    generators = _generators(arguments.example[0].device, len(models))
     return FusedModule(models, programs, stack, generators)
+
+
+def _generators(device: torch.device, width: int) -> list[torch.Generator]:
+    # Of the kind from which a model on the device draws.
+    kind = device if device.type == "cuda" else "cpu"
+    return [torch.Generator(kind).manual_seed(index) for index in range(width)]

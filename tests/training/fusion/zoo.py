@@ -134,6 +134,8 @@ class Buffers(nn.Module):
 
 
 class Frozen(nn.Module):
+    """Its evaluation holds a number that is no buffer."""
+
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh())
@@ -146,7 +148,8 @@ class Frozen(nn.Module):
         return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.features(x))
+        out = self.head(self.features(x))
+        return out if self.training else out * torch.tensor(0.1)
 
 
 def groups() -> nn.Module:
@@ -218,7 +221,8 @@ class Heads(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         left, right = self.trunk(x).chunk(2, dim=-1)
         noise = torch.randn_like(right) if self.training else torch.zeros_like(right)
-        return self.heads["mean"](left + 0.1 * noise) - F.softplus(self.heads["spread"](right))
+        noise = torch.tensor(0.1) * noise
+        return self.heads["mean"](left + noise) - F.softplus(self.heads["spread"](right))
 
 
 class Lists(nn.Module):
