@@ -15,7 +15,6 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from asynckfold.training import seeding
 from asynckfold.training.fusion import compatibility
 from asynckfold.training.fusion.layouts import Layout, NotFusible, Slot, slots_of
 from asynckfold.training.fusion.lowering import Lowering
@@ -31,11 +30,18 @@ class Programs:
 
     def __init__(self, models: Sequence[nn.Module], arguments: Arguments) -> None:
         first = models[0]
-        self._models = models[:1] if compatibility.surely_alike(models) else models
-        self._arguments = arguments
         self._traces: dict[bool, Trace] = {}
         self._constants: dict[bool, dict[str, list[torch.Tensor]]] = {}
-        self.slots: Mapping[str, Slot] = slots_of(first, _orders(self._traced(training=True)))
+        traced = models[:1] if compatibility.surely_alike(models) else models
+        for training in (True, False):
+            traces = [trace(model, arguments, training=training) for model in traced]
+            if any(other.text() != traces[0].text() for other in traces[1:]):
+                raise NotFusible("the replicas compute different things")
+            self._traces[training] = traces[0]
+            self._constants[training] = {
+                name: [one.constants[name] for one in traces] for name in traces[0].constants
+            }
+        self.slots: Mapping[str, Slot] = slots_of(first, _orders(self._traces[True]))
         named = [
             *first.named_parameters(remove_duplicate=False),
             *first.named_buffers(remove_duplicate=False),
@@ -43,31 +49,20 @@ class Programs:
         first_names = {id(tensor): name for name, tensor in reversed(named)}
         self._aliases = {name: first_names[id(tensor)] for name, tensor in named}
         self._lowered: dict[tuple[bool, int, int], nn.Module] = {}
-        self.forward(True, range(len(models)))
-
-    def _traced(self, training: bool) -> Trace:
-        """Return the trace of a mode; that of evaluation, only the dry run and GPUs need."""
-        if training not in self._traces:
-            with seeding.preserved():
-                traces = [trace(one, self._arguments, training=training) for one in self._models]
-            if any(other.text() != traces[0].text() for other in traces[1:]):
-                raise NotFusible("the replicas compute different things")
-            self._constants[training] = {
-                name: [one.constants[name] for one in traces] for name in traces[0].constants
-            }
-            self._traces[training] = traces[0]
-        return self._traces[training]
+        for training in (True, False):
+            self.forward(training, range(len(models)))
 
     def forward(self, training: bool, replicas: range) -> Callable[..., Any]:
         """Return the forward of the batched graph: (*tensors, generators, *inputs) → outputs."""
-        traced = self._traced(training)
         constants = {
             name: _joined(tensors[replicas.start : replicas.stop], tensors)
             for name, tensors in self._constants[training].items()
         }
         key = (training, len(replicas), replicas.start if constants else 0)
         if key not in self._lowered:
-            lowering = Lowering(traced, RULES, len(replicas), self.slots, self._aliases, constants)
+            lowering = Lowering(
+                self._traces[training], RULES, len(replicas), self.slots, self._aliases, constants
+            )
             self._lowered[key] = lowering.run(exchange)
         return self._lowered[key].forward
 
