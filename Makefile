@@ -106,7 +106,7 @@ $(VENV)/installed-test: $(VENV)/installed pyproject.toml
 	@touch $@
 
 $(VENV)/installed-nightly: $(VENV)/installed-test pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[browser,lightning,mlflow,onnx,optuna,pyg,ray,skorch,tensorboard,test,transformers]' pycocotools timm
+	$(BIN)/python -m pip install --quiet --editable '.[browser,lightning,mlflow,optuna,pyg,ray,skorch,tensorboard,test,transformers]' pycocotools timm
 	@touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed pyproject.toml

@@ -234,7 +234,7 @@ def _nan_problems(outputs: Outputs, rows: Indices) -> Iterator[Problem]:
 
 @dataclass(frozen=True, eq=False)
 class TrainedModels:
-    """Models that predict, and can be saved and exported; none draws on the caller's generators."""
+    """Models that predict, and can be saved; none draws on the caller's generators."""
 
     load: Callable[[], PredictionModels]  # builds them at the first use
 
@@ -260,13 +260,6 @@ class TrainedModels:
 
         with seeding.preserved():
             save_models(ensemble, self.load(), path, overwrite=overwrite)
-
-    def export_onnx(self, path: Path, *, overwrite: bool) -> None:
-        """Write the first model as ONNX."""
-        from asynckfold.api.saved_models import export_onnx
-
-        with seeding.preserved():
-            export_onnx(self.load(), path, overwrite=overwrite)
 
     def expects(self) -> dict[str, str]:
         """Describe what the first model takes."""

@@ -52,7 +52,7 @@ from asynckfold.jobs.digests.run import digest_of
 from asynckfold.jobs.objective import Objective
 from asynckfold.results.ensemble import FoldEnsemble, Outputs
 from asynckfold.system.files import write_whole
-from asynckfold.training import preprocessing, seeding
+from asynckfold.training import seeding
 from asynckfold.training.checkpoint import is_plain_tensor, separate
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.target_transform import FittedTargets
@@ -120,8 +120,7 @@ def save_models(
     ensemble: FoldEnsemble, prediction: PredictionModels, path: Path, *, overwrite: bool
 ) -> None:
     """Write an ensemble to a file that `load_model` reads; see `FoldEnsemble.save`."""
-    remedy = "Save results.model().state_dict() by torch.save."
-    refuse(_file_problems(prediction.form, remedy, path, overwrite=overwrite))
+    refuse(_file_problems(prediction.form, path, overwrite=overwrite))
     tensors: dict[str, torch.Tensor] = {}
     steps = [stored_step(step) for step in prediction.steps]
     refuse(_gathered(prediction, steps, tensors))
@@ -153,23 +152,7 @@ def save_models(
             **{name: metadata.version(name) for name in ("asynckfold", "numpy", "scikit-learn")},
         },
     )
-    written = asdict(header)
-    if not prediction.form.kinds:
-        # Older versions read the file.
-        del written["input"]["kinds"]
-    write_whole(path, _packed(json.dumps(written), separate(tensors)))
-
-
-def export_onnx(prediction: PredictionModels, path: Path, *, overwrite: bool) -> None:
-    """Write the first model as ONNX; see `CVResults.export_onnx`."""
-    remedy = "Export results.model() by torch.onnx.export."
-    refuse(_file_problems(prediction.form, remedy, path, overwrite=overwrite))
-    from asynckfold.integrations.onnx import onnx_of
-
-    member, inputs = prediction.members[0], _made_up(prediction.form)
-    if member.fit is not None and not prediction.form.kinds:
-        inputs = preprocessing.transform(member.fit, inputs.numpy())
-    write_whole(path, onnx_of(copy.deepcopy(member.model), inputs))
+    write_whole(path, _packed(json.dumps(asdict(header)), separate(tensors)))
 
 
 def expected_by(prediction: PredictionModels) -> dict[str, str]:
@@ -187,14 +170,11 @@ def expected_by(prediction: PredictionModels) -> dict[str, str]:
     return about
 
 
-def _file_problems(
-    form: InputForm, remedy: str, path: Path, *, overwrite: bool
-) -> Iterator[Problem]:
-    """Yield why models cannot be written there; `remedy` is for those of several inputs."""
+def _file_problems(form: InputForm, path: Path, *, overwrite: bool) -> Iterator[Problem]:
+    """Yield why models cannot be written there."""
     if form.several:
-        yield Problem(
-            "models that are saved or exported must take one tensor", form.several, remedy
-        )
+        remedy = "Save results.model().state_dict() by torch.save."
+        yield Problem("models that are saved must take one tensor", form.several, remedy)
     if path.is_dir():
         yield Problem("path must be a file", f"{path}, a folder", "Add the name of a file.")
     elif path.exists() and not overwrite:

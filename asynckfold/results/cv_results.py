@@ -443,28 +443,6 @@ class CVResults(RunScores):
         """
         single(self, candidate, fold, repeat).save(path, overwrite=overwrite)
 
-    def export_onnx(
-        self,
-        path: str | Path,
-        candidate: str | None = None,
-        fold: int | str = 0,
-        repeat: int = 0,
-        *,
-        overwrite: bool = False,
-    ) -> None:
-        """Write one trained module as ONNX, by `torch.onnx`; needs ``asynckfold[onnx]``.
-
-        Takes the arguments of `model` after the path. The ONNX model is that module alone: it takes
-        batches of any size, named ``inputs``, after the eval transform and ``preprocess``, and
-        gives ``outputs``, without `output_transform`.
-
-        Raises
-        ------
-        InputError
-            The file exists, a package is missing, or torch cannot export the module.
-        """
-        single(self, candidate, fold, repeat).export_onnx(path, overwrite=overwrite)
-
     def compare_with(self, estimators: Any) -> EstimatorComparison:
         """Fit scikit-learn estimators on the run's folds, and compare them with its candidates.
 

@@ -134,13 +134,6 @@ class FoldEnsemble:
         """
         self._outputs.save(self, Path(path), overwrite=overwrite)
 
-    def export_onnx(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write a single model as ONNX, see `CVResults.export_onnx`; several are refused."""
-        if self.size != 1:
-            rule, remedy = "ONNX needs a single model", "Use results.export_onnx(path, fold=0)."
-            refuse([Problem(rule, f"{self.size} models", remedy)])
-        self._outputs.export_onnx(Path(path), overwrite=overwrite)
-
     def outputs(self, inputs: Any) -> Any:
         """Return the mean of the models' outputs.
 

@@ -106,7 +106,7 @@ def test_lists_of_two_ids_are_predicted_whole(root: Path) -> None:
     refitted = results.refitted
     assert refitted is not None
     assert refitted.counts["done"] == 1
-    with pytest.raises(InputError, match="models that are saved or exported must take one"):
+    with pytest.raises(InputError, match="models that are saved must take one"):
         ensemble.save(root / "models.safetensors")
 
 
