@@ -70,6 +70,8 @@ def check(
     )
     if is_configured:
         schedulers, opt_fn = lightning.schedules_and_optimizer(params.epochs)
+    elif schedulers is None:
+        schedulers = "constant"
     named, bad_models, notes = named_models(models)
     lr_schedules, bad_schedules = named_lr_schedules(schedulers)
     parts = Parts(named, lr_schedules, opt_fn)

@@ -213,9 +213,9 @@ class AsyncKFold:
         models : list of classes or zero-argument callables, or dict of name to callable
             Each call returns a new module. An instance is copied for each job.
         schedulers : list of names or callables, or dict of name to these
-            LR schedules: ``constant``, ``cosine``, ``exponential``, ``multistep``, ``onecycle``,
-            ``reduce``, ``step``, ``warm``, or optimizer → LR schedule. LightningModules bring
-            theirs, where this and `opt_fn` are left out.
+            LR schedules: ``constant`` (the default), ``cosine``, ``exponential``, ``multistep``,
+            ``onecycle``, ``reduce``, ``step``, ``warm``, or optimizer → LR schedule.
+            LightningModules bring theirs, where this and `opt_fn` are left out.
         opt_fn : callable
             Model → optimizer. It gets the job's criterion, too, if it has a parameter of the name
             ``criterion``.

@@ -81,6 +81,13 @@ def test_everything_by_position(root: Path) -> None:
     assert results.plan.params.print_frequency == 15
 
 
+def test_the_learning_rate_is_constant_where_no_schedule_is_given(root: Path) -> None:
+    plans = [kfold(root).plan([Tiny], *given)[0] for given in ((None, adam), ("constant", adam))]
+    assert plans[0].fingerprint == plans[1].fingerprint
+    with pytest.raises(InputError, match=r"there must be an LR schedule: received \[\]"):
+        kfold(root).plan([Tiny], [], adam)
+
+
 def test_aliases_of_kfolds_and_numbers_of_numpy(root: Path) -> None:
     prints = {
         planned(root, 3)[0].fingerprint,

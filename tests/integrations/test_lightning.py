@@ -242,6 +242,5 @@ def test_a_batch_is_what_the_samples_are(tmp_path: Path) -> None:
 
 
 def test_schedules_and_optimizer_may_be_left_out_for_lightning_modules_only(tmp_path: Path) -> None:
-    missing = "must be a known name or a function .* received None.*opt_fn must be a function"
-    with pytest.raises(InputError, match=f"(?s){missing}|LightningModules only"):
+    with pytest.raises(InputError, match=r"opt_fn must be a function|LightningModules only"):
         kfold(tmp_path)([functools.partial(Network)])
