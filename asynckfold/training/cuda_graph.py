@@ -141,7 +141,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class Captured:
-    """A captured step: `replay` repeats it on what lies in `place`, and fills `loss`."""
+    """A captured step, or forward: `replay` repeats it on `place`, and fills `loss`, or outputs."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Captured:
         loss: Tensor,
         replay: Callable[[], object],
     ) -> None:
-        self._place, self._loss, self._replay = place, loss, replay
+        self._place, self._loss, self.replay = place, loss, replay
         self._forms = [_form(item) for item in example]
         self._gradients = [(item, item.grad) for item in parameters]
 
@@ -165,7 +165,7 @@ class Captured:
             here.copy_(item)
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
-        self._replay()
+        self.replay()
         return self._loss.clone()
 
 
@@ -187,11 +187,7 @@ class Trial:
         extra: Iterable[Tensor] = (),
         generators: Iterable[torch.Generator] = (),
     ) -> None:
-        self._is_exact, self._parameters, self._buffers = (
-            recorder.is_exact,
-            [*parameters],
-            [*buffers],
-        )
+        self._recorder, self._parameters, self._buffers = recorder, [*parameters], [*buffers]
         self._generators = [(item, item.get_state()) for item in (*generators, recorder.generator)]
         self._values = [(item, item.detach().clone()) for item in (*self._buffers, *extra)]
 
@@ -203,10 +199,28 @@ class Trial:
             for item, value in self._values:
                 item.copy_(value)
 
-    def drawing(self) -> list[torch.Generator]:
-        """Return the generators, but for the GPU's, that were drawn from since."""
+    def captured(
+        self,
+        eager: Callable[..., Tensor],
+        capturing: Callable[..., Tensor],
+        example: Sequence[Tensor],
+        dim: int,
+    ) -> Captured:
+        """Return a graph of what `capturing` does, which has the numbers of what `eager` does.
+
+        Both take tensors like the example, set gradients and return losses, or return outputs.
+        The samples of an example are along `dim`.
+        """
+        place = [item.clone() for item in example]
+        self._recorder.warm_up(lambda: eager(*place))
+        # The graph knows that of the GPU.
         pairs = self._generators[:-1]
-        return [item for item, drawn in pairs if not torch.equal(item.get_state(), drawn)]
+        drawing = [item for item, drawn in pairs if not torch.equal(item.get_state(), drawn)]
+        self.restore()
+        result, replay = self._recorder.capture(lambda: capturing(*place), drawing)
+        graph = Captured(self._parameters, example, place, result, replay)
+        self._compare(eager, graph, example, dim)
+        return graph
 
     def _numbers(self, step: Callable[..., Tensor], batch: list[Tensor]) -> tuple[Any, Any]:
         self.restore()
@@ -217,33 +231,26 @@ class Trial:
         form = [item is None for item in gradients], states
         return form, [[item.detach().clone() for item in group] for group in groups]
 
-    def compare(
-        self,
-        eager: Callable[..., Tensor],
-        replayed: Callable[..., Tensor],
-        example: Sequence[Tensor],
-        dim: int,
+    def _compare(
+        self, eager: Callable[..., Tensor], graph: Captured, example: Sequence[Tensor], dim: int
     ) -> None:
-        """Raise `NotCapturable` where a replay has other numbers than an eager step.
-
-        Both set gradients and return the losses. The samples of an example are along `dim`.
-        """
+        """Raise `NotCapturable` where a replay has other numbers than the eager work."""
         # Other values than the captured ones first.
         for shift in (1, 0):
             batch = [torch.empty_like(item).copy_(item.roll(shift, dim)) for item in example]
             form, expected = self._numbers(eager, batch)
-            other, found = self._numbers(replayed, batch)
+            other, found = self._numbers(graph, batch)
             same = form == other
             if same and torch.equal(*(packed([*chain(*items)]) for items in (expected, found))):
                 continue
-            if self._is_exact or not same:
-                raise NotCapturable("its replay has other bits than the eager step")
+            if self._recorder.is_exact or not same:
+                raise NotCapturable("its replay has other bits than an eager run")
             again = self._numbers(eager, batch)[1]
             off, spread = (max(map(_difference, expected, items)) for items in (found, again))
             # Not <: they may be NaN.
             if not off <= min(MOST_SPREAD, max(LEAST_SPREAD, 4 * spread)):
-                text = f"its replay differs from the eager step by {off:.1e}"
-                raise NotCapturable(f"{text}, and two eager steps by {spread:.1e}")
+                text = f"its replay differs from an eager run by {off:.1e}"
+                raise NotCapturable(f"{text}, and two eager runs by {spread:.1e}")
 
 
 def _difference(some: list[Tensor], others: list[Tensor]) -> float:

@@ -32,9 +32,7 @@ from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.objective import MASKS, MULTICLASS, REGRESSION, SEGMENTATION, Objective
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.schema import Schema
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import lr_schedules
-from asynckfold.training.calls import outputs_of
 from asynckfold.training.losses import adds_up, as_given, counts_unequally, mean_loss, weights
 from asynckfold.training.model_state import StateSnapshot
 from asynckfold.training.optimizers import optimizers_of
@@ -92,18 +90,21 @@ def batch_bounds(count: int, size: int) -> list[tuple[int, int]]:
 
 
 def batches_of(
-    model: nn.Module,
+    forward: Callable[[Any], Any],
     data: Batches,
     indices: Indices,
-    params: TrainerParams,
+    size: int,
     beat: Callable[[], None],
 ) -> Iterator[tuple[torch.Tensor, Any]]:
-    """Yield targets and outputs (b, ...) of samples (n,) by batches; call `beat` after each."""
+    """Yield targets and outputs (b, ...) of samples (n,) by batches; call `beat` after each.
+
+    Batches have up to `size` samples; `forward` makes outputs of inputs.
+    """
     ordered = data.ordered(indices, training=False)
-    places = batch_bounds(len(indices), params.eval_batch_size)
+    places = batch_bounds(len(indices), size)
     for (low, high), following in zip_longest(places, places[1:]):
         inputs, targets = ordered.batch(low, high, following)
-        yield targets, outputs_of(model, inputs, params.precision)
+        yield targets, forward(inputs)
         beat()
 
 

@@ -12,7 +12,7 @@ the optimizer. It repeats all numbers of the host, so learning rates are on the 
 (`GraphOptimizer`), and an optimizer whose other numbers change, or that has no such kernel, steps
 outside of the graph. A trial puts back what it changes. With deterministic kernels, a replay has
 the bits of the eager step: which jobs use a graph changes no number, and the plan does not record
-it.
+it. Where a step has a graph, a forward of an evaluation may have one, too.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ from asynckfold.training.training_run import StepTaker, Training
 LEAST_STEPS = 30
 """Steps that a job must have left: a trial takes the time of about 10, and a replay a fifth of that
 of a step of a small model (H100, `planning/gpu_rule.py`)."""
+
+LEAST_BATCHES = 200
+"""Full batches that must be left to evaluate: a graph takes some 60 ms, a batch of a LeNet 0.8 ms
+(H200, `reports/bench/gpu.md`), of which a replay is to save a third: not measured."""
 
 PROFILED_SECONDS = 20.0
 """Seconds that a job must have left to be profiled: the start of a profiler takes about one."""
@@ -131,7 +135,7 @@ class GraphOptimizer:
 
 
 class Step(Protocol):
-    """A step up to its gradients; `dim`: of the samples in the tensors that make its batch."""
+    """A step up to its gradients, and outputs; `dim`: of the samples in what makes a batch."""
 
     dim: int
     heartbeat: Heartbeat
@@ -144,6 +148,12 @@ class Step(Protocol):
 
     def obstacles(self, batch: Any) -> Iterator[str]:
         """Yield why no graph is tried."""
+
+    def outputs(self, inputs: Any) -> Any:
+        """Return the outputs of the model, in the mode that it is in."""
+
+    def side_effects(self, inputs: Any) -> Iterator[str]:
+        """Yield why no graph of `outputs` is tried."""
 
     def held(self) -> tuple[list[Tensor], list[Tensor], list[torch.Generator]]:
         """Return parameters, buffers, and generators besides the GPU's."""
@@ -175,6 +185,7 @@ class StepGraph:
             optimizer.read_rates_from(device)
         self._graph: Captured | None = None
         self._eager_steps, self._known, self._frozen = 0, self._numbers(), list[Any]()
+        self._outputs = OutputGraph(step, recorder)
 
     @property
     def is_decided(self) -> bool:
@@ -208,6 +219,13 @@ class StepGraph:
         for optimizer in self._inside:
             optimizer.copy_rates()
         return graph(*leaves), self._inside
+
+    def forward(self, left: int) -> Callable[[Any], Any]:
+        """Return the forward of an evaluation, inputs → outputs.
+
+        `left` counts the full batches to evaluate up to the end of the training.
+        """
+        return self._step.outputs if self._graph is None else self._outputs.begin(left)
 
     def _graph_for(
         self, leaves: Sequence[Tensor], make: Callable[..., Any], left: int, begins: bool
@@ -287,15 +305,8 @@ class StepGraph:
             return losses
 
         try:
-            place = [item.clone() for item in example]
-            recorder.warm_up(lambda: eager(*place))
-            drawing = trial.drawing()
-            trial.restore()
-            for optimizer in self._inside:
-                optimizer.copy_rates()
-            captured = recorder.capture(lambda: eager(*place, capturing=True), drawing)
-            graph = Captured(parameters, example, place, *captured)
-            trial.compare(eager, graph, example, self._step.dim)
+            capturing = functools.partial(eager, capturing=True)
+            graph = trial.captured(eager, capturing, example, self._step.dim)
             trial.restore()
             graph(*example)
             after = packed(stepped)
@@ -308,12 +319,67 @@ class StepGraph:
             if self._addresses() != self._frozen:
                 raise NotCapturable("a step replaces a tensor of the model")
             if self._is_timed:
-                self.replay_seconds = recorder.replay_seconds(captured[1])
+                self.replay_seconds = recorder.replay_seconds(graph.replay)
             return graph
         finally:
             trial.restore()
             for parameter in parameters:
                 parameter.grad = None
+
+
+class OutputGraph:
+    """Forwards of evaluations, by a graph for batches of one form; the log says why not."""
+
+    def __init__(self, step: Step, recorder: CudaRecorder | None) -> None:
+        self._step, self._recorder, self._frozen = step, recorder, list[Any]()
+        self._graph: Captured | None = None
+
+    def begin(self, left: int) -> Callable[[Any], Any]:
+        """Return the forward of an evaluation, see `StepGraph.forward`."""
+        if self._graph is None and left < LEAST_BATCHES:
+            self._recorder = None
+        before, self._frozen = self._frozen, self._step.frozen()
+        if self._graph is not None and before != self._frozen:
+            self._refuse(NotCapturable("something changed the model"))
+        return self
+
+    def __call__(self, inputs: Any) -> Any:
+        """Return the outputs of a batch."""
+        leaves, make = taken_apart(inputs)
+        if self._graph is None and self._recorder is not None:
+            self._try(self._recorder, leaves, make)
+        if self._graph is None or not self._graph.fits(leaves):
+            return self._step.outputs(inputs)
+        return self._graph(*leaves)
+
+    def _refuse(self, reason: Exception) -> None:
+        self._graph = self._recorder = None
+        self._step.log(why_not(reason, " of evaluations"))
+
+    def _try(
+        self, recorder: CudaRecorder, example: Sequence[Tensor], make: Callable[..., Any]
+    ) -> None:
+        def eager(*leaves: Tensor) -> Tensor:
+            outputs = self._step.outputs(make(*leaves))
+            if not isinstance(outputs, Tensor):
+                raise NotCapturable("its outputs are several tensors")
+            return outputs
+
+        self._step.heartbeat.begin_long_phase()
+        try:
+            with seeding.preserved():
+                for effect in self._step.side_effects(make(*example)):
+                    raise NotCapturable(effect)
+                _, buffers, generators = self._step.held()
+                trial = Trial(recorder, (), buffers, (), generators)
+                try:
+                    self._graph = trial.captured(eager, eager, example, self._step.dim)
+                finally:
+                    trial.restore()
+        except Exception as error:  # noqa: BLE001
+            self._refuse(error)
+        else:
+            self._step.log("CUDA graph of evaluations\n")
 
 
 def taken_apart(batch: Any) -> tuple[list[Tensor], Callable[..., Any]]:
@@ -322,10 +388,10 @@ def taken_apart(batch: Any) -> tuple[list[Tensor], Callable[..., Any]]:
     return leaves, lambda *others: pytree.tree_unflatten(others, form)
 
 
-def why_not(error: Exception) -> str:
+def why_not(error: Exception, of: str = "") -> str:
     """Return the line of a log on a graph that was not made."""
     kind = "" if isinstance(error, NotCapturable) else f"{type(error).__name__}: "
-    return f"no CUDA graph: {kind}{' '.join(str(error).split()):.200}\n"
+    return f"no CUDA graph{of}: {kind}{' '.join(str(error).split()):.200}\n"
 
 
 def prepare(training: Training, recorder: CudaRecorder | None = None) -> None:
@@ -347,6 +413,7 @@ def prepare(training: Training, recorder: CudaRecorder | None = None) -> None:
     step = JobStep(training, recorder.generator.device)
     graph = StepGraph(step, [optimizer], training.device, recorder, is_timed=is_timed)
     take = functools.partial(_step_by, graph, optimizer)
+    training.forward = graph.forward
     training.graph = functools.partial(_untimed, graph, take, recorder) if is_timed else take
 
 
@@ -423,7 +490,7 @@ class JobStep:
         return model_state.frozen(self._whole())
 
     def obstacles(self, batch: Any) -> Iterator[str]:
-        """Yield why no graph is tried; at last run a copy of the model."""
+        """Yield why no graph is tried."""
         training, model, (inputs, targets) = self._training, self._whole(), batch
         stepped = {
             id(item) for group in training.optimizer.param_groups for item in group["params"]
@@ -432,9 +499,22 @@ class JobStep:
             yield "the gradient of a parameter that the optimizer does not have adds up"
         yield from model_state.hooks(model)
         yield from model_state.kept(model, training.criterion, self._device)
-        twin, host = copy.deepcopy(model), torch.get_rng_state()
-        criterion = dict(twin.items()).get("criterion", training.criterion)
-        run = functools.partial(outputs_of, twin["model"], inputs, training.params.precision)
-        yield from model_state.side_effects_of(twin, lambda: criterion(run(), targets))
+        yield from self.side_effects(inputs, targets)
+
+    def outputs(self, inputs: Any) -> Any:
+        """Return the outputs of the model, in the mode that it is in."""
+        return outputs_of(self._training.model, inputs, self._training.params.precision)
+
+    def side_effects(self, inputs: Any, targets: Any = None) -> Iterator[str]:
+        """Run a copy of the model, and of the criterion if there are targets; yield what it did."""
+        twin, host = copy.deepcopy(self._whole()), torch.get_rng_state()
+        criterion = dict(twin.items()).get("criterion", self._training.criterion)
+
+        def forward() -> None:
+            outputs = outputs_of(twin["model"], inputs, self._training.params.precision)
+            if targets is not None:
+                criterion(outputs, targets)
+
+        yield from model_state.side_effects_of(twin, forward)
         if self._device.type != "cpu" and not torch.equal(host, torch.get_rng_state()):
             yield "its forward draws random numbers on the CPU"

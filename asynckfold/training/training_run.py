@@ -36,6 +36,7 @@ from asynckfold.training import checkpoint, evaluation, gradients, lr_schedules,
 from asynckfold.training.batches import epoch_samples, length_problems
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.callbacks import Callbacks
+from asynckfold.training.calls import outputs_of
 from asynckfold.training.evaluation import (
     accumulate_scores,
     check_finite,
@@ -76,7 +77,8 @@ class Training:
     ``ordered`` are the samples in the order of the epoch, and their batches. ``pretrained`` sums
     the pretraining up in the attempt that ran it. ``readings`` are losses that a GPU still
     computes: whether each has arrived, and what reports it. ``graph`` takes a step on a GPU, and
-    returns its loss. ``like`` are outputs without samples, where these are trees.
+    returns its loss; ``forward`` is `StepGraph.forward` there. ``like`` are outputs without
+    samples, where these are trees.
     """
 
     task: Task
@@ -114,6 +116,7 @@ class Training:
         default_factory=list
     )
     graph: StepTaker | None = None
+    forward: Callable[[int], Callable[[Any], Any]] | None = None
     user_step: TrainingStep | None = None
     user_validation: ValidationStep | None = None
     callbacks: Callbacks | None = None
@@ -322,9 +325,11 @@ class Training:
 
     def batches_of(self, indices: Indices) -> Iterator[tuple[torch.Tensor, Any]]:
         """Yield targets and outputs of some samples, batch by batch, in evaluation mode."""
-        return evaluation.batches_of(
-            self.model, self.data, indices, self.params, self.heartbeat.beat
-        )
+        params, size = self.params, self.params.eval_batch_size
+        forward: Callable[[Any], Any] = partial(outputs_of, self.model, precision=params.precision)
+        if self.forward is not None:
+            forward = self.forward((params.epochs - self.epoch) * (len(indices) // size))
+        return evaluation.batches_of(forward, self.data, indices, size, self.heartbeat.beat)
 
     def held_out_batches(self) -> Iterator[tuple[tuple[Any, Any], int]]:
         """Yield (inputs, targets) of the held-out fold as the user's code gets them, and sizes."""

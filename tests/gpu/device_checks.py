@@ -132,10 +132,11 @@ def trained(tiny: Tiny, *, graph: bool, data: Batches | None = None) -> Any:
 def graphs_have_the_bits_of_eager_steps(root: Path) -> None:
     """Prints what each job's log says of its graph; most of them are to have one."""
     torch.use_deterministic_algorithms(True)
-    step_graph.LEAST_STEPS = 10
-    used = 0
+    step_graph.LEAST_STEPS, step_graph.LEAST_BATCHES = 10, 4
+    used = evaluated = 0
+    common: dict[str, Any] = {"epochs": 5, "eval_batch_size": 8}
     cases = [
-        (model, optimizer, TrainerParams(epochs=5, precision=precision, clip_grad_norm=clipped))
+        (model, optimizer, TrainerParams(precision=precision, clip_grad_norm=clipped, **common))
         for model in (Perceptron, Convolutions)
         for optimizer in OPTIMIZERS
         for precision in ("fp32", "tf32", "bf16", "fp16")
@@ -150,11 +151,13 @@ def graphs_have_the_bits_of_eager_steps(root: Path) -> None:
         tiny = tiny_of(root / f"graph-{number}", model, **words)
         name = f"{model.__name__}, {optimizer}, {params.precision}, {params.clip_grad_norm}"
         assert trained(tiny, graph=True) == plain, name
-        (line,) = [line for line in tiny.log().splitlines() if "CUDA graph" in line]
-        print(f"{name}: {line}")
+        line, *others = [line for line in tiny.log().splitlines() if "CUDA graph" in line]
+        print(f"{name}: {line}; {others}")
         used += line.startswith("CUDA graph")
+        evaluated += others == ["CUDA graph of evaluations"]
         torch_settings.apply(before)
     assert used > len(cases) // 2, f"{used} of {len(cases)} jobs used a graph"
+    assert evaluated > used // 2, f"{evaluated} of {used} of these evaluated by a graph"
 
 
 def graphs_hold_the_gather_and_its_draws(root: Path) -> None:

@@ -111,9 +111,7 @@ assert torch._dynamo is sys.modules["torch._dynamo"]
     ],
     ids=["compile", "import", "disable", "torchvision", "utils"],
 )
-def test_the_compiler_is_imported_on_first_use(
-    wanted: str,
-) -> None:
+def test_the_compiler_is_imported_on_first_use(wanted: str) -> None:
     code = ON_DEMAND.replace("{wanted}", wanted)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,6 +83,7 @@ class Replayer:
     is_exact: bool = True
     registered: list[torch.Generator] = field(default_factory=list)
     busy: float = 0.0
+    outputs: int = 0
     gathers: bool = False
 
     def warm_up(self, work: Callable[[], object]) -> None:
@@ -92,18 +95,21 @@ class Replayer:
     def capture(
         self, work: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()
     ) -> tuple[Tensor, Callable[[], object]]:
-        self.registered = list(generators)
+        of_step = torch.is_grad_enabled()
+        self.registered = list(generators) if of_step else self.registered
         with Tape() as tape:
             loss = work()
-        self.gathers = torch.ops.aten.index_select.default in [step[0] for step in tape.steps]
-        if self.fault == "capture":
+        if of_step:
+            self.gathers = torch.ops.aten.index_select.default in [step[0] for step in tape.steps]
+        if self.fault == "capture" or (self.fault == "evaluation" and not of_step):
             raise RuntimeError("operation not permitted when stream is capturing")
         with torch.no_grad():
             tape.forget_values()
         outputs = [item for *_, new in tape.steps for item in new if item.is_floating_point()]
 
         def replay() -> None:
-            self.replays += 1
+            self.replays += of_step
+            self.outputs += not of_step
             tape.replay()
             with torch.no_grad():
                 if self.fault == "bits":
@@ -182,6 +188,7 @@ BATCH, ONECYCLE = TrainerParams(epochs=3, lr_step="batch"), {"o": "onecycle"}
 CLIPPED = TrainerParams(epochs=3, precision="bf16", clip_grad_norm=0.5)
 HALF = TrainerParams(epochs=3, precision="fp16", clip_grad_norm=0.5)
 INSIDE, MIXED = "CUDA graph of the step\n", "CUDA graph of the step, without "
+EVALUATED = "CUDA graph of evaluations\n"
 
 JOBS: dict[str, tuple[dict[str, Any], str]] = {
     "sgd": ({"opt_fn": heavy, "params": BATCH}, INSIDE),
@@ -200,8 +207,8 @@ JOBS: dict[str, tuple[dict[str, Any], str]] = {
     "sums": ({"criterion": nn.CrossEntropyLoss(torch.arange(3.0), reduction="sum")}, INSIDE),
 }
 
-TRIAL = 3
-"""Replays of a trial."""
+TRIAL, OUTPUT_TRIAL = 3, 2
+"""Replays of a trial, of the step and of an evaluation."""
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -231,8 +238,8 @@ def test_batches_that_the_host_makes_are_copied_in(tmp_path: Path) -> None:
 def test_a_graph_that_fails_leaves_no_trace(tmp_path: Path) -> None:
     plain = trained(tiny_at(tmp_path / "plain"), None)
     for recorder, reason in (
-        (Replayer(fault="bits"), "its replay has other bits than the eager step"),
-        (Replayer(fault="draws"), "its replay has other bits than the eager step"),
+        (Replayer(fault="bits"), "its replay has other bits than an eager run"),
+        (Replayer(fault="draws"), "its replay has other bits than an eager run"),
         (Replayer(fault="capture"), "RuntimeError: operation not permitted when stream"),
         (Replayer(fault="waits"), "RuntimeError: called a synchronizing CUDA operation"),
     ):
@@ -254,7 +261,7 @@ def test_where_kernels_have_other_bits_at_every_run_a_graph_is_as_close_as_two_s
         [item.train_loss for item in plain.epochs]
     )
     assert numbers(trained(wrong, Replayer("wrong", is_exact=False))) == numbers(plain)
-    assert "its replay differs from the eager step by " in wrong.log()
+    assert "its replay differs from an eager run by " in wrong.log()
     # A graph that draws other numbers is never close enough.
     draws = tiny_at(tmp_path / "draws", **separate)
     assert numbers(trained(draws, Replayer("draws", is_exact=False))) == numbers(plain)
@@ -268,15 +275,19 @@ class Counting(Net):
 
 
 class Late(Net):
-    """Changes itself in a function that it calls."""
+    """Changes itself in a function that it calls, in one mode."""
+
+    def __init__(self, *, training: bool = True) -> None:
+        super().__init__()
+        self.changing = training
 
     def forward(self, inputs: Tensor) -> Tensor:
         cool(self)
         return super().forward(inputs)
 
 
-def cool(net: Net) -> None:
-    net.scale *= 0.99
+def cool(net: Late) -> None:
+    net.scale *= 0.99 if net.training is net.changing else 1.0
 
 
 class Remembering(Net):
@@ -353,6 +364,46 @@ def test_what_a_graph_cannot_repeat_stays_eager(tmp_path: Path) -> None:
         if name in ("late", "value", "buffer"):  # noticed by a trial
             plain = trained(tiny_at(tmp_path / f"{name} plain", **changes), None)
             assert numbers(result) == numbers(plain)
+
+
+def swapping(model: nn.Module) -> torch.optim.Optimizer:
+    """Evaluates by other tensors each time, as an average of weights."""
+    optimizer, kept = heavy(model), [*map(attrgetter("data"), model.parameters())]
+
+    def put(tensors: Iterable[Tensor]) -> None:
+        for parameter, tensor in zip(model.parameters(), tensors, strict=True):
+            parameter.data = tensor
+
+    vars(optimizer).update(train=lambda: put(kept), eval=lambda: put(item / 2 for item in kept))
+    return optimizer
+
+
+EVALUATIONS: dict[str, tuple[dict[str, Any], str, str, int]] = {
+    "fp32": ({"opt_fn": heavy}, "", EVALUATED, 4),
+    "bf16": ({"opt_fn": adamw, "precision": "bf16"}, "", EVALUATED, 4),
+    "state": ({"models": {"n": partial(Remembering, replaces=False)}}, "", EVALUATED, 4),
+    "capture": ({}, "evaluation", "of evaluations: RuntimeError: operation not permitted", 0),
+    "effect": ({"models": {"n": partial(Late, training=False)}}, "", "of evaluations: layer", 0),
+    "swapped": ({"opt_fn": swapping}, "", "of evaluations: something changed the model", 2),
+    "few": ({"eval_batch_size": 12}, "", INSIDE, 0),
+}
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_evaluations_with_a_graph_have_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """After the first epoch: of 20 samples, two full batches, and one that is smaller."""
+    changes, fault, line, replays = EVALUATIONS[name]
+    params = {"epochs": 3, "eval_batch_size": 8, **changes}
+    words = {key: params.pop(key) for key in ("opt_fn", "models") if key in params}
+    words["params"] = TrainerParams(**params)
+    monkeypatch.setattr(step_graph, "LEAST_BATCHES", 4)
+    plain = trained(tiny_at(tmp_path / "plain", **words), None)
+    recorder, tiny = Replayer(fault), tiny_at(tmp_path / "graph", **words)
+    assert numbers(trained(tiny, recorder)) == numbers(plain)
+    assert line in tiny.log()
+    assert recorder.outputs == (replays and replays + OUTPUT_TRIAL)
 
 
 def test_a_model_that_is_changed_between_epochs_leaves_its_graph(tmp_path: Path) -> None:

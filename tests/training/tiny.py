@@ -241,11 +241,7 @@ class Tiny:
         raise AssertionError("the training makes no progress")
 
     def execute(
-        self,
-        *jobs: Job,
-        trainer: str = "plain",
-        threads: int = 1,
-        command: Command = Command.TRAIN,
+        self, *jobs: Job, trainer: str = "plain", threads: int = 1, command: Command = Command.TRAIN
     ) -> list[Any]:
         """What a worker answers."""
         tasks = [Task(job) for job in jobs]

@@ -144,23 +144,6 @@ TOGETHER = ("cuda",)
 each job has the bits of the plain model."""
 
 
-@torch.no_grad()
-def held_out_outputs(fused: FusedModule, replicas: Sequence[Replica]) -> torch.Tensor:
-    """Return outputs (R, n, ...) on held-out folds of up to n samples; rows beyond are any."""
-    lead, width = replicas[0], len(replicas)
-    rows = pad_sequence([torch.tensor(replica.valid) for replica in replicas])
-    # No more memory than a few steps of training, whatever the number of replicas.
-    size = min(lead.params.eval_batch_size, 4 * lead.bundle.plan.batch_size)
-    fused.train(False)
-    parts = []
-    for part in torch.split(rows, size):
-        inputs, _ = lead.data.eval(part.T.flatten())
-        stacked = mapped(lambda item: item.reshape(width, -1, *item.shape[1:]), inputs)
-        parts.append(outputs_of(fused, stacked, lead.params.precision))
-        lead.heartbeat.beat()
-    return torch.cat(parts, 1)
-
-
 class FusionGroup:
     """All jobs of a group in progress: the `Course` that the training loop drives.
 
@@ -260,6 +243,14 @@ class FusionGroup:
         if self.criterion.fused is None:
             yield "the losses of its jobs are computed one by one"
 
+    def outputs(self, inputs: Any) -> Any:
+        """Return the outputs (R, n, ...) of all replicas, in the mode that they are in."""
+        return outputs_of(self.fused, inputs, self.replicas[0].params.precision)
+
+    def side_effects(self, inputs: Any) -> Iterator[str]:
+        """Yield nothing: replicas were traced."""
+        yield from ()
+
     def held(self) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Generator]]:
         """Return parameters, buffers, and the generators of replicas."""
         parts = self.fused, self.criterion.fused
@@ -320,8 +311,7 @@ class FusionGroup:
         """Evaluate each job, step each LR schedule, note the epoch."""
         marks = [mark(self.replicas[0].device)]
         if self.evaluates_together:
-            outputs = held_out_outputs(self.fused, self.replicas)
-            for replica, rows in zip(self.replicas, outputs, strict=True):
+            for replica, rows in zip(self.replicas, self._held_out_outputs(), strict=True):
                 replica.held_out = rows[: len(replica.valid)]
         marks.append(mark(self.replicas[0].device))
         scored = [(replica, self._scored(replica)) for replica in tuple(self.live)]
@@ -348,6 +338,24 @@ class FusionGroup:
             else:
                 replica.stand_at(self.epoch + 1, 0)
         self.epoch, self.batch = self.epoch + 1, 0
+
+    @torch.no_grad()
+    def _held_out_outputs(self) -> torch.Tensor:
+        """Return outputs (R, n, ...) on held-out folds of up to n samples; rows beyond are any."""
+        lead, width = self.replicas[0], len(self.replicas)
+        rows = pad_sequence([torch.tensor(replica.valid) for replica in self.replicas])
+        # No more memory than a few steps of training, whatever the number of replicas.
+        size = min(lead.params.eval_batch_size, 4 * lead.bundle.plan.batch_size)
+        self.fused.train(False)
+        forward: Callable[[Any], Any] = self.outputs
+        if self.graph is not None:
+            forward = self.graph.forward((lead.params.epochs - self.epoch) * (len(rows) // size))
+        parts = []
+        for part in torch.split(rows, size):
+            inputs, _ = lead.data.eval(part.T.flatten())
+            parts.append(forward(mapped(lambda x: x.reshape(width, -1, *x.shape[1:]), inputs)))
+            self.heartbeat.beat()
+        return torch.cat(parts, 1)
 
     def _scored(self, replica: Replica) -> Any:
         """Return the losses of a job's epoch; None where the job diverged or raised."""

@@ -53,11 +53,7 @@ TOGETHER: dict[str, Case] = {
     "l1": (nn.L1Loss(reduction="sum"), SCORES, SHARES),
     "huber": (nn.HuberLoss(delta=0.3), SCORES, SHARES),
     "bce": (nn.BCELoss(), SCORES.sigmoid(), SHARES),
-    "bce with logits": (
-        nn.BCEWithLogitsLoss(WEIGHTS, pos_weight=WEIGHTS.flip(0)),
-        SCORES,
-        SHARES,
-    ),
+    "bce with logits": (nn.BCEWithLogitsLoss(WEIGHTS, pos_weight=WEIGHTS.flip(0)), SCORES, SHARES),
     "function": (focal, SCORES, LABELS),
 }
 

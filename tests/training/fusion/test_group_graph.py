@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, step_graph
 from asynckfold.training.fusion import group as group_trainer
 from tests.training.fusion.test_trainer import Grouped, raised, refs_of
-from tests.training.test_step_graph import Replayer
+from tests.training.test_step_graph import OUTPUT_TRIAL, Replayer
 from tests.training.tiny import CPU, Mlp, never, samples
 
 BATCH, EPOCH = TrainerParams(epochs=4, lr_step="batch"), TrainerParams(epochs=4)
@@ -148,6 +149,20 @@ def test_a_group_with_a_graph_has_the_same_bits(tmp_path: Path, name: str) -> No
     assert recorder.gathers
 
 
+def test_evaluations_of_a_group_with_a_graph_have_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All held-out folds in one pass: of up to 21 samples, two full batches, and a smaller one."""
+    monkeypatch.setattr(group_trainer, "TOGETHER", ("cpu",))
+    monkeypatch.setattr(step_graph, "LEAST_BATCHES", 6)
+    words = {"data": samples(61), "params": replace(EPOCH, eval_batch_size=8)}
+    plain, _ = attempt(grouped(tmp_path / "plain", **words), None)
+    recorder, tiny = Replayer(), grouped(tmp_path / "graph", **words)
+    assert attempt(tiny, recorder)[0] == plain
+    assert "CUDA graph of evaluations\n" in tiny.log()
+    assert recorder.outputs == OUTPUT_TRIAL + 3 * 2
+
+
 def late_cycle(optimizer: optim.Optimizer) -> Any:
     """Changes the momentum in the middle of the training, and the rate all the time."""
 
@@ -194,11 +209,10 @@ def by_hand(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 REFUSED: dict[str, tuple[Replayer, dict[str, Any], str]] = {
-    "bits": (Replayer("bits"), {}, "its replay has other bits than the eager step"),
+    "bits": (Replayer("bits"), {}, "its replay has other bits than an eager run"),
     "capture": (Replayer("capture"), {}, "RuntimeError: operation not permitted when stream"),
     "waits": (Replayer("waits"), {}, "RuntimeError: called a synchronizing CUDA operation"),
-    "draws": (Replayer("draws"), {}, "its replay has other bits than the eager step"),
-    "wrong": (Replayer("wrong", is_exact=False), {}, "its replay differs from the eager step by"),
+    "wrong": (Replayer("wrong", is_exact=False), {}, "its replay differs from an eager run by"),
     "criterion": (Replayer(), {"criterion": by_hand}, "the losses of its jobs are computed one by"),
     "own data": (Replayer(), {"preprocess": StandardScaler()}, "its jobs have data of their own"),
     "short": (
@@ -221,11 +235,3 @@ def test_what_cannot_be_captured_says_why_once_and_leaves_no_trace(
     for job in tiny.jobs:
         assert tiny.log(job).count("no CUDA graph: ") == 1
         assert f"no CUDA graph: {reason}" in tiny.log(job)
-
-
-def test_where_kernels_have_other_bits_at_every_run_a_graph_is_as_close_as_two_steps(
-    tmp_path: Path,
-) -> None:
-    tiny = grouped(tmp_path, opt_fn=sgd(foreach=True))
-    attempt(tiny, Replayer("bits", is_exact=False))
-    assert f"{MIXED}SGD\n" in tiny.log()
