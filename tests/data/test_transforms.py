@@ -16,11 +16,7 @@ from asynckfold import InputError
 from asynckfold.data.transforms.random_numbers import Draw, splitmix64
 from asynckfold.data.transforms.steps import RandomCrop, RandomFlip, flatten, is_random
 from asynckfold.data.transforms.trees import to_array
-from asynckfold.data.views import (
-    View,
-    divide,
-    trace,
-)
+from asynckfold.data.views import View, divide, trace
 
 CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 

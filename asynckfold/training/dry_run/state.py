@@ -45,7 +45,7 @@ MOST_BYTES = 1 << 30
 """Weights of a larger model are not stepped twice, which would take twice the memory of a job."""
 
 _OF_TORCH = {
-    *vars(torch.optim.SGD([torch.zeros(1)])),
+    *vars(torch.optim.SGD([torch.zeros(1)], fused=True)),
     *("step", "_opt_called", gradients.NEEDS_CLOSURE, lr_schedules.ATTACHED),
 }
 """Attributes of every optimizer; LR schedules add the next two, and training the last."""

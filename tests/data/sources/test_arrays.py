@@ -43,11 +43,7 @@ def test_labels_of_any_plain_type(tmp_path: Path, labels: list[Any], classes: An
 
 @pytest.mark.parametrize(
     ("shape", "sample_shape", "mode"),
-    [
-        ((4, 6, 5), (1, 6, 5), "L"),
-        ((4, 6, 5, 1), (1, 6, 5), "L"),
-        ((4, 6, 5, 3), (3, 6, 5), "RGB"),
-    ],
+    [((4, 6, 5), (1, 6, 5), "L"), ((4, 6, 5, 1), (1, 6, 5), "L"), ((4, 6, 5, 3), (3, 6, 5), "RGB")],
 )
 def test_bytes_of_three_or_four_axes_are_images(
     tmp_path: Path, shape: tuple[int, ...], sample_shape: tuple[int, ...], mode: str

@@ -77,10 +77,7 @@ def test_a_complete_run_has_every_figure(complete: Report) -> None:
             NO_CLASSES | {"scores", "curves", "loss_vs_time", "speedup"},
         ),
         (replace(SMALL, others=0.8), {"speedup"}),
-        (
-            replace(SMALL, status=lambda job: "pending", baseline=None, cpu_samples=False),
-            set(ALL),
-        ),
+        (replace(SMALL, status=lambda job: "pending", baseline=None, cpu_samples=False), set(ALL)),
         (replace(SMALL, score=NAN), {"scores"}),
         (replace(SMALL, baseline="estimated"), {"loss_vs_time"}),
     ],

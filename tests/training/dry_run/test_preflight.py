@@ -23,7 +23,7 @@ from asynckfold import TrainerParams
 from asynckfold.models import DBN, Pretraining
 from asynckfold.training.dry_run import preflight
 from tests.training.sweeps import ONE_FOLD, problems, results_of, sweep
-from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Tiny, samples
+from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Seen, Tiny, samples, watched
 
 
 class Head(nn.Sequential):
@@ -390,6 +390,20 @@ FUSIBLE: dict[str, tuple[dict[str, Any], Any, str]] = {
     "optimizer": ({"opt_fn": lambda model: optim.LBFGS(model.parameters())}, True, "LBFGS"),
     "one fold": ({"cv": [(np.arange(40), np.arange(40, 60))]}, True, "there is one job"),
 }
+
+
+def test_a_fused_kernel_asks_for_no_further_step(tmp_path: Path) -> None:
+    """The optimizer notes on itself that it has checked its parameters: no state of a job."""
+    tried = []
+    for kernel in ("foreach", "fused"):
+        models = {"m": watched(Plain, seen := Seen())}
+        sgd = functools.partial(optim.SGD, lr=0.1, **{kernel: True})
+        tiny = Tiny(
+            tmp_path / kernel, models, opt_fn=lambda model, sgd=sgd: sgd(model.parameters())
+        )
+        preflight.check(tiny.bundle, tiny.batches)
+        tried.append(len(seen.batches))
+    assert tried[0] == tried[1]
 
 
 def test_facts_say_why_a_model_is_not_fused(tmp_path: Path) -> None:

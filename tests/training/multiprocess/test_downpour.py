@@ -16,12 +16,7 @@ from asynckfold.jobs.messages import Note
 from asynckfold.training import checkpoint
 from asynckfold.training.multiprocess.downpour import Replica
 from asynckfold.training.parameter_server.flat_parameters import ParameterLayout, ServedParameters
-from tests.training.multiprocess.attempts import (
-    attempt,
-    params,
-    problems,
-    train_with_stops,
-)
+from tests.training.multiprocess.attempts import attempt, params, problems, train_with_stops
 from tests.training.tiny import Tiny, checkpoints
 
 

@@ -59,10 +59,7 @@ def fitted(visible: str, summing: dbn.ProcessSum | None, seed: int = 0) -> tuple
 @pytest.mark.usefixtures("_any_rows")
 @pytest.mark.parametrize("visible", ["binary", "gaussian"])
 def test_several_take_the_steps_of_one_to_rounding(visible: str, processes: int) -> None:
-    (one, told), (several, heard) = (
-        fitted(visible, None),
-        fitted(visible, ParallelSum(processes)),
-    )
+    (one, told), (several, heard) = (fitted(visible, None), fitted(visible, ParallelSum(processes)))
     torch.testing.assert_close(several.state_dict(), one.state_dict())
     for (epoch, mine), (number, theirs) in zip(told, heard, strict=True):
         assert epoch == number
