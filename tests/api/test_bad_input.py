@@ -351,10 +351,7 @@ SHELL: dict[str, tuple[str, list[str]]] = {
         "--data csv:ok.csv --target lable",
         ["--target must be a column", "'lable'", "Columns: a, b, label", "Did you mean 'label'?"],
     ),
-    "rare class": (
-        "--data csv:rare.csv",
-        ["at least 5 members", "class y has 1", "--no-stratify"],
-    ),
+    "rare class": ("--data csv:rare.csv", ["at least 5 members", "class y has 1", "--no-stratify"]),
     "0 jobs": ("--data digits --n-jobs 0", ["--n-jobs must be", "Pass --n-jobs auto for"]),
     "unknown model": (
         "--data digits --models mpl",

@@ -348,10 +348,7 @@ def test_a_finished_run_trains_nothing_again(root: Path) -> None:
         ({"random_state": 5}, "random_state: 0 there, 5 here"),
         ({"dataset": (X + 1, Y)}, "dataset"),
         ({"models": {"Other": Tiny}}, "models: Tiny there, Other here"),
-        (
-            {"models": {"Tiny": lambda: nn.Linear(8, 3)}},
-            "model 'Tiny': it was Tiny, is the lambda",
-        ),
+        ({"models": {"Tiny": lambda: nn.Linear(8, 3)}}, "model 'Tiny': it was Tiny, is the lambda"),
         ({"params": {"epochs": 1}}, "params.epochs: 2 there, 1 here"),
         (
             {"opt_fn": lambda model: torch.optim.SGD(model.parameters(), 0.5)},

@@ -220,10 +220,7 @@ class Counting(torchmetrics.Metric):  # type: ignore[misc]
 
 @pytest.mark.parametrize("first", [0, 1], ids=["by batch", "whole"])
 def test_a_run_goes_on_as_it_was_begun(
-    first: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scoring = [Counting(100)]
     whole = swept(tmp_path / "whole", first, scoring=scoring)

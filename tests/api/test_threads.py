@@ -43,9 +43,7 @@ def test_the_default_decides_and_says_why(root: Path) -> None:
         assert all(item.expected > 0 for item in store.attempts())
 
 
-def test_the_same_command_is_the_same_plan_idle_or_busy(
-    tmp_path: Path,
-) -> None:
+def test_the_same_command_is_the_same_plan_idle_or_busy(tmp_path: Path) -> None:
     first = run(tmp_path / "idle")
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(CORES)]
     try:

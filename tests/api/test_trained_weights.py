@@ -11,12 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from asynckfold import (
-    InputError,
-    RunStore,
-    StoreCorruptError,
-    load_results,
-)
+from asynckfold import InputError, RunStore, StoreCorruptError, load_results
 from tests.api.test_fold_models import same, trained
 from tests.toy import Tiny, samples
 

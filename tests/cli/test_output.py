@@ -106,8 +106,7 @@ TINY = (
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("redirected", "name"),
-    [(">/dev/full 2>/dev/full", "full"), ("<&- >&- 2>&-", "closed")],
+    ("redirected", "name"), [(">/dev/full 2>/dev/full", "full"), ("<&- >&- 2>&-", "closed")]
 )
 def test_a_run_goes_on_to_its_end_without_an_ear(
     tmp_path: Path, redirected: str, name: str

@@ -96,11 +96,7 @@ def test_a_table_is_predicted_with_and_without_its_target(
     path.write_text(path.read_text().replace(",x\n", ",\n", 1))
     assert predicted(tabled, f"csv:{path}") == labelled
     path = table(
-        tmp_path / "headless.csv",
-        30,
-        1,
-        named=False,
-        header=["id", "width", "colour", "length"],
+        tmp_path / "headless.csv", 30, 1, named=False, header=["id", "width", "colour", "length"]
     )
     assert predicted(tabled, f"csv:{path}") == labelled
     # A row alone, and one colour only: it is encoded as the run's rows were.

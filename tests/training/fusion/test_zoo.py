@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from asynckfold.training.fusion import equivalence
 from asynckfold.training.fusion.backward import backward, fuse_criterion, parts_of
 from asynckfold.training.fusion.equivalence import check_equivalence
 from asynckfold.training.fusion.module import FusedModule, fuse
@@ -50,6 +51,16 @@ def test_fused_is_plain(name: str) -> None:
     found = check_equivalence(models, nn.CrossEntropyLoss(), batches_of(animal, (5, 5, 4)))
     assert found.refusal is None
     assert found.largest["float64"] < 1e-9
+
+
+@pytest.mark.parametrize(("name", "traced"), [("lenet5", 1), ("frozen", 3)])
+def test_a_model_is_traced_anew_only_where_formats_differ(
+    monkeypatch: pytest.MonkeyPatch, name: str, traced: int
+) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(equivalence, "fuse", lambda *call: calls.append(call) or fuse(*call))
+    check_equivalence(replicas(ZOO[name]), nn.CrossEntropyLoss(), batches_of(ZOO[name], (4, 4, 4)))
+    assert len(calls) == traced
 
 
 def assert_same(one: dict, other: dict) -> None:
