@@ -336,8 +336,9 @@ class OutputGraph:
 
     def begin(self, left: int) -> Callable[[Any], Any]:
         """Return the forward of an evaluation, see `StepGraph.forward`."""
-        if self._graph is None and left < LEAST_BATCHES:
+        if self._recorder is None or (self._graph is None and left < LEAST_BATCHES):
             self._recorder = None
+            return self._step.outputs
         before, self._frozen = self._frozen, self._step.frozen()
         if self._graph is not None and before != self._frozen:
             self._refuse(NotCapturable("something changed the model"))
@@ -376,10 +377,9 @@ class OutputGraph:
                     self._graph = trial.captured(eager, eager, example, self._step.dim)
                 finally:
                     trial.restore()
+            self._step.log("CUDA graph of evaluations\n")
         except Exception as error:  # noqa: BLE001
             self._refuse(error)
-        else:
-            self._step.log("CUDA graph of evaluations\n")
 
 
 def taken_apart(batch: Any) -> tuple[list[Tensor], Callable[..., Any]]:
