@@ -96,10 +96,7 @@ def batches_of(
     size: int,
     beat: Callable[[], None],
 ) -> Iterator[tuple[torch.Tensor, Any]]:
-    """Yield targets and outputs (b, ...) of samples (n,) by batches; call `beat` after each.
-
-    Batches have up to `size` samples; `forward` makes outputs of inputs.
-    """
+    """Yield targets and outputs (b, ...), b ≤ `size`, of samples (n,); call `beat` after each."""
     ordered = data.ordered(indices, training=False)
     places = batch_bounds(len(indices), size)
     for (low, high), following in zip_longest(places, places[1:]):

@@ -176,18 +176,15 @@ def hooks(model: nn.Module) -> Iterator[str]:
 
 def side_effects_of(model: nn.Module, forward: Callable[[], object]) -> Iterator[str]:
     """Call what runs the model; name what it did besides."""
-    before, drawn, tensors = state(model), _generators(), _tensors(model)
+    before, drawn = state(model), _generators()
+    tensors = dict(chain(model.named_parameters(), model.named_buffers()))
     forward()
     if drawn != _generators():
         yield "its forward draws random numbers from Python or NumPy"
     yield from changes(model, before)
-    for name, tensor in _tensors(model).items():
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if tensor is not tensors.get(name):
             yield f"its forward replaces {name}"
-
-
-def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def kept(model: nn.Module, criterion: Any, device: torch.device) -> Iterator[str]:

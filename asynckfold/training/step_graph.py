@@ -220,7 +220,7 @@ class StepGraph:
             optimizer.copy_rates()
         return graph(*leaves), self._inside
 
-    def forward(self, left: int) -> Callable[[Any], Any]:
+    def evaluation_forward(self, left: int) -> Callable[[Any], Any]:
         """Return the forward of an evaluation, inputs → outputs.
 
         `left` counts the full batches to evaluate up to the end of the training.
@@ -335,7 +335,7 @@ class OutputGraph:
         self._graph: Captured | None = None
 
     def begin(self, left: int) -> Callable[[Any], Any]:
-        """Return the forward of an evaluation, see `StepGraph.forward`."""
+        """Return the forward of an evaluation, see `StepGraph.evaluation_forward`."""
         if self._recorder is None or (self._graph is None and left < LEAST_BATCHES):
             self._recorder = None
             return self._step.outputs
@@ -413,7 +413,7 @@ def prepare(training: Training, recorder: CudaRecorder | None = None) -> None:
     step = JobStep(training, recorder.generator.device)
     graph = StepGraph(step, [optimizer], training.device, recorder, is_timed=is_timed)
     take = functools.partial(_step_by, graph, optimizer)
-    training.forward = graph.forward
+    training.evaluation_forward = graph.evaluation_forward
     training.graph = functools.partial(_untimed, graph, take, recorder) if is_timed else take
 
 

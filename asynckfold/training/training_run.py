@@ -77,7 +77,7 @@ class Training:
     ``ordered`` are the samples in the order of the epoch, and their batches. ``pretrained`` sums
     the pretraining up in the attempt that ran it. ``readings`` are losses that a GPU still
     computes: whether each has arrived, and what reports it. ``graph`` takes a step on a GPU, and
-    returns its loss; ``forward`` is `StepGraph.forward` there. ``like`` are outputs without
+    returns its loss; ``evaluation_forward`` is that of `StepGraph`. ``like`` are outputs without
     samples, where these are trees.
     """
 
@@ -116,7 +116,7 @@ class Training:
         default_factory=list
     )
     graph: StepTaker | None = None
-    forward: Callable[[int], Callable[[Any], Any]] | None = None
+    evaluation_forward: Callable[[int], Callable[[Any], Any]] | None = None
     user_step: TrainingStep | None = None
     user_validation: ValidationStep | None = None
     callbacks: Callbacks | None = None
@@ -327,8 +327,8 @@ class Training:
         """Yield targets and outputs of some samples, batch by batch, in evaluation mode."""
         params, size = self.params, self.params.eval_batch_size
         forward: Callable[[Any], Any] = partial(outputs_of, self.model, precision=params.precision)
-        if self.forward is not None:
-            forward = self.forward((params.epochs - self.epoch) * (len(indices) // size))
+        if self.evaluation_forward is not None:
+            forward = self.evaluation_forward((params.epochs - self.epoch) * (len(indices) // size))
         return evaluation.batches_of(forward, self.data, indices, size, self.heartbeat.beat)
 
     def held_out_batches(self) -> Iterator[tuple[tuple[Any, Any], int]]:

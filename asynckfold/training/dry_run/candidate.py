@@ -39,7 +39,7 @@ from asynckfold.training.user_steps import Refusal, check_loss, joined, user_ste
 
 REPLICA_BATCH = 8
 """Samples for comparing fused replicas with plain models, and memory formats with each other: these
-check formulas, and must not run out of memory."""
+check formulas, and must not run out of memory. And for models of GPUs, whose step is not timed."""
 
 SAME = 1e-2
 """Largest difference of outputs in two memory formats, relative to their size. A model that reads
@@ -95,7 +95,9 @@ class CandidateTrial:
         reacting = (job.candidate,) if self.reacts else ()
         self.rows = replace(plan, reacting=reacting).fold_of(job, bundle.folds).fitted
         # Those that may break a model or a loss come first.
-        size = max(2, plan.batch_size)
+        whole = min(max(2, plan.batch_size), len(self.rows))
+        size = min(whole, max(REPLICA_BATCH, plan.params.processes)) if on_gpus else whole
+        self.shortened = whole / size
         rows = dict.fromkeys((*data.not_finite, *self.rows[:size].tolist()))
         self.first_rows = torch.tensor(list(rows)[:size])
         self.data_notes: list[str] = []
@@ -158,13 +160,14 @@ class CandidateTrial:
     def step_seconds(self, output_samples: dict[str, OutputSample]) -> float:
         """Return the seconds of the faster of two steps; add the outputs to `output_samples`.
 
-        The first step warms up, and its operations are counted.
+        The first step warms up, and its operations are counted; they grow with the samples.
         """
         with state.only_inside(self.bundle.recipe, self.name, self.live):
             self._look(output_samples)
             with self.counter:
                 first = self._step()
-        if first > LONG_SECONDS and self.counter.flops > LONG_FLOPS:
+        self.counter.flops = round(self.counter.flops * self.shortened)
+        if self.shortened > 1 or (first > LONG_SECONDS and self.counter.flops > LONG_FLOPS):
             return first
         return min(first, self._step())
 
@@ -331,8 +334,8 @@ class CandidateTrial:
         tensors = [*tensors_of(self.live.model).values(), *trained_parameters(self.live.criterion)]
         kept = [value for entry in self.live.optimizer.state.values() for value in entry.values()]
         held = sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
-        inputs = sum(item.nbytes for item in tensors_in(self.batch.inputs))
-        return 2 * sum(tensor.nbytes for tensor in tensors) + held + 64 * inputs
+        inputs = sum(item.nbytes for item in tensors_in(self.batch.inputs)) * self.shortened
+        return 2 * sum(tensor.nbytes for tensor in tensors) + held + round(64 * inputs)
 
     def notes(self) -> Iterator[str]:
         """Yield what preprocessing loses, and what scores depend on besides the samples."""

@@ -349,7 +349,8 @@ class FusionGroup:
         self.fused.train(False)
         forward: Callable[[Any], Any] = self.outputs
         if self.graph is not None:
-            forward = self.graph.forward((lead.params.epochs - self.epoch) * (len(rows) // size))
+            left = (lead.params.epochs - self.epoch) * (len(rows) // size)
+            forward = self.graph.evaluation_forward(left)
         parts = []
         for part in torch.split(rows, size):
             inputs, _ = lead.data.eval(part.T.flatten())

@@ -392,6 +392,18 @@ FUSIBLE: dict[str, tuple[dict[str, Any], Any, str]] = {
 }
 
 
+def test_a_model_for_a_gpu_is_tried_on_few_samples_and_counted_whole(tmp_path: Path) -> None:
+    each = []
+    for kinds, most in ((("cpu",), 40), (("cpu", "cuda"), 8)):
+        models = {"m": watched(Plain, seen := Seen())}
+        tiny = Tiny(tmp_path / kinds[-1], models, batch_size=40, data=samples(150))
+        bundle = dataclasses.replace(tiny.bundle, kinds=kinds)
+        facts = preflight.check(bundle, tiny.batches)
+        each.append((facts.flops, facts.products, facts.memory))
+        assert max(map(len, seen.of(training=True))) == most
+    assert each[0] == each[1]
+
+
 def test_a_fused_kernel_asks_for_no_further_step(tmp_path: Path) -> None:
     """The optimizer notes on itself that it has checked its parameters: no state of a job."""
     tried = []
