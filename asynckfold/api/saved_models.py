@@ -57,8 +57,8 @@ from asynckfold.training.checkpoint import is_plain_tensor, separate
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.target_transform import FittedTargets
 
-FORMAT = 2
-"""Raised when older versions cannot read the file: from 2 on there are weights of models."""
+FORMAT = 3
+"""Raised when older versions cannot read the file."""
 
 _UNNAMED = "unnamed"
 """An `output_transform` without a name: the user passes it again."""
@@ -132,7 +132,7 @@ def save_models(
     if ensemble._weights is not None:
         tensors["weights"] = torch.tensor(ensemble._weights, dtype=torch.float64)
     header = Header(
-        1 if ensemble._weights is None else FORMAT,
+        FORMAT,
         ensemble.candidate,
         tuple(prediction.about["jobs"]),
         prediction.about["plan"],

@@ -191,10 +191,10 @@ def test_a_damaged_file_is_told_from_a_newer_one(run: CVResults, path: Path) -> 
         path.write_bytes(less)
         with pytest.raises(StoreCorruptError, match="damaged"):
             load_model(path, Tiny)
-    newer = data.replace(rb"\"format\": 1", rb"\"format\": 3", 1)
+    newer = data.replace(rb"\"format\": 3", rb"\"format\": 4", 1)
     assert newer != data
     path.write_bytes(newer)
-    with pytest.raises(InputError, match=r"up to format 2: received .* of format 3\. Update"):
+    with pytest.raises(InputError, match=r"up to format 3: received .* of format 4\. Update"):
         load_model(path, Tiny)
     path.unlink()
     with pytest.raises(InputError, match=r"that can be read: received .*No such file"):
