@@ -232,9 +232,7 @@ def test_every_job_gets_its_turn(pending: list[Request], load: Load) -> None:
 
 @given(situations(), queues, st.data())
 def test_what_is_kept_between_calls_changes_no_decision(
-    situation: Situation,
-    others: list[Request],
-    data: st.DataObject,
+    situation: Situation, others: list[Request], data: st.DataObject
 ) -> None:
     """Whatever was added and removed before, a backlog and reservations are what is in them now."""
     pending, running, load = situation

@@ -184,7 +184,4 @@ def test_cores_to_which_a_job_moved_are_reported_counted_and_drawn(
     assert found.core_seconds == pytest.approx(7 + 2)
     assert {
         label: sorted((piece.start, piece.end) for piece in row) for label, row in _lanes(bars)
-    } == {
-        "core 0": [(1, 3)],
-        "core 1": [(1, 3), (3, 8)],
-    }
+    } == {"core 0": [(1, 3)], "core 1": [(1, 3), (3, 8)]}

@@ -36,10 +36,7 @@ requests = st.builds(
 )
 
 
-@given(
-    st.lists(requests, max_size=40, unique_by=lambda request: request.job_id),
-    st.integers(1, 4),
-)
+@given(st.lists(requests, max_size=40, unique_by=lambda request: request.job_id), st.integers(1, 4))
 def test_a_job_batch_is_short_fits_where_its_first_job_does_and_loses_none(
     pending: list[Request], cores: int
 ) -> None:
@@ -101,9 +98,7 @@ def test_short_jobs_are_placed_in_batches_and_each_has_its_result(store: RunStor
     assert 0 < packing.core_seconds <= packing.makespan + 1e-9
 
 
-def test_in_a_batch_only_the_present_job_is_responsible_for_a_dead_worker(
-    store: RunStore,
-) -> None:
+def test_in_a_batch_only_the_present_job_is_responsible_for_a_dead_worker(store: RunStore) -> None:
     def behaviour(number: int, tasks: Sequence[Task], tell: Tell) -> Any:
         if number > 1:
             return in_turn(tasks, tell)

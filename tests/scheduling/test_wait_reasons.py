@@ -33,12 +33,7 @@ BUSY = Reservations(
             "other processes on core 3",
         ),
         (Request("c", 1.0, alone=True), LOAD, "turn", "the machine to itself: 2 other jobs run"),
-        (
-            Request("c", 1.0, memory=80 << 20),
-            LOAD,
-            "memory",
-            "memory: needs 80 MiB, 70 MiB free",
-        ),
+        (Request("c", 1.0, memory=80 << 20), LOAD, "memory", "memory: needs 80 MiB, 70 MiB free"),
         (Request("c", 1.0, gpu=True), LOAD, "gpu", "a GPU: none is available"),
         (
             Request("c", 1.0, gpu=True, gpu_memory=2 << 30),
