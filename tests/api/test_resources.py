@@ -133,3 +133,17 @@ def test_workers_and_their_sessions_have_the_level_that_was_asked_for(root: Path
     kfold(root, nice=level)([model], ["step"], adam, {"epochs": 1})
     assert model.path.read_text() == f"{level} {level}"
     assert os.getpriority(os.PRIO_PROCESS, 0) == here
+
+
+def test_the_peak_of_a_job_does_not_count_what_another_model_used(root: Path) -> None:
+    def wide() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 1 << 19), nn.Linear(1 << 19, 3))
+
+    run = kfold(root, n_jobs=1, engine="process", fuse=False, report=False)
+    results = run({"wide": wide, "narrow": Tiny}, ["constant"], adam, {"epochs": 1}).results
+    peaks = [
+        results[f"{name}/constant/fold-{fold}"] for name in ("wide", "narrow") for fold in (0, 1)
+    ]
+    first, second, *others = (result.peak_memory for result in peaks)
+    # 24 MiB of weights, gradients and two moments.
+    assert min(first, second) > max(others) + (48 << 20)

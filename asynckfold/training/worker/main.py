@@ -121,9 +121,8 @@ class WorkerState:
         self.heartbeat = heartbeat or Heartbeat()
         self.bundle: Bundle | Reads | None = None
         self.data: Any = None
-        self.broken = ""
-        self.outcome = "error"
-        self.spent = False
+        self.broken, self.outcome, self.spent = "", "error", False
+        self.models: tuple[str, ...] = ()  # that trained last
         self.files = process.open_files()
         self._kept: list[RunEvent] = []
         self._sent_at = time.monotonic()
@@ -142,7 +141,8 @@ class WorkerState:
         sys.argv[:], sys.path[:] = argv, paths
         os.environ.clear()
         os.environ.update(environment)
-        self.bundle, self.data, self.broken, self.outcome = None, None, "", "error"
+        self.bundle, self.data, self.models = None, None, ()
+        self.broken, self.outcome = "", "error"
         # Unpacking runs user code, which may raise anything; every task then reports it.
         try:
             os.chdir(folder)
@@ -184,7 +184,9 @@ class WorkerState:
         self, bundle: Bundle | Reads, data: Any, placement: Placement, tasks: Sequence[Task]
     ) -> list[Any]:
         """Carry out a placement or one job of a row, or read samples."""
-        process.reset_peak_memory()
+        self.models, last = tuple(task.job.model for task in tasks), self.models
+        # Jobs of one model need as much memory; the peak of a dry run is not recorded.
+        process.reset_peak_memory(keeps_freed=self.models in ((), last))
         for task in tasks:
             self.tell(JobStart(task.job.id, task.attempt, os.getpid()))
         if isinstance(bundle, Reads):
