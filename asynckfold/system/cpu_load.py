@@ -13,8 +13,8 @@ from asynckfold.system.readers import UNREADABLE, CounterReaders
 
 # The kernel counts CPU time in ticks of 10 ms: a shorter window is wrong by more than 5 %.
 WINDOW_SECONDS = 0.2
-# Half a window is enough to find an idle machine: a busy core shows 80 % or more by then.
-EARLY_SECONDS = 0.1
+# Enough to find an idle machine: by then, a busy core shows 60 % or more.
+EARLY_SECONDS = 0.04
 # Time constant of the smoothing: a lasting load is seen after 0.4 s and forgotten after 1.9 s;
 # a burst of 0.2 s (a shell, a save, a cron job) stays below BUSY_SHARE.
 SMOOTHING_SECONDS = 1.0

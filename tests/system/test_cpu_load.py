@@ -13,12 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.system.cpu_load import (
-    STALE_SECONDS,
-    LoadSampler,
-    OwnUse,
-    foreign_shares,
-)
+from asynckfold.system.cpu_load import STALE_SECONDS, LoadSampler, OwnUse, foreign_shares
 from tests.system.fakes import ME, FakeMachine
 
 
@@ -42,16 +37,27 @@ def watch(
 def test_an_early_reading_counts_on_an_idle_machine() -> None:
     fake = FakeMachine()
     sampler = fake.sampler()
-    fake.run(0.05)
+    fake.run(0.03)
     sampler.sample()
     assert not sampler.known
-    fake.run(0.06)
+    fake.run(0.02)
     sampler.sample()
     assert sampler.known
     assert sampler.busy == frozenset()
     # What comes then is seen as soon as ever.
     seen = watch(fake, sampler, 2, {}, foreign={1: 1.0})
     assert seen.index(frozenset({1})) < 4
+
+
+def test_an_early_reading_does_not_count_beside_others() -> None:
+    fake = FakeMachine()
+    sampler = fake.sampler()
+    fake.run(0.05, foreign={1: 1.0})
+    sampler.sample()
+    assert not sampler.known
+    fake.run(0.16, foreign={1: 1.0})
+    sampler.sample()
+    assert sampler.busy == frozenset({1})
 
 
 def test_a_worker_that_was_pinned_within_a_window_is_own_where_it_ran_before() -> None:
